@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
+from rlhf_api.problems import choice
 from rlhf_api.spec.lora import Lora
 
 CUT = ("llama", "mistral", "qwen2", "qwen3")
 """Model types that the trainer can cut into pipeline stages; stages of other types may scale their input.
-Only for these types and MIXTURES does the mapper choose more than one stage or tensor shard."""
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
-"""Mixtures of experts that the trainer can cut into pipeline stages, tensor shards and parts of the experts."""
+Only for these types, and for MIXTURES but UNSEARCHED, does the mapper choose more than one stage or tensor shard."""
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3")
+"""Mixtures of experts that the trainer can cut into pipeline stages and parts of the experts."""
+UNSEARCHED = ("olmoe", "deepseek_v3")
+"""Mixtures whose attention the trainer does not cut, or the mapper does not know."""
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Names of the number of experts in config.json."""
 CONTEXTS = (1, 2, 4, 8)
@@ -85,20 +89,27 @@ class Architecture:
         """Parameters of the MLP of one layer; in a mixture of experts, of one expert."""
         return sum(width for _, width in self.mlp) * self.hidden * self.ffn
 
-    def cannot_be_cut(self, *, pipeline: int = 1, tensor: int = 1, expert: int = 1) -> tuple[str, str] | None:
-        """Return (name of a size, clause that says why the size is impossible); None if the cut is possible."""
+    def cannot_be_cut(
+        self, *, pipeline: int = 1, tensor: int = 1, expert: int = 1, generates: bool = False
+    ) -> tuple[str, str] | None:
+        """Return (name of a size, clause that says why the size is impossible); None if the cut is possible.
+
+        generates: whether the cut is that of a generator. Its surplus tensor ranks hold copies of key-value heads.
+        """
         if expert > 1 and self.experts % expert:
-            whose = f"which does not divide the model's {self.experts} experts"
+            what = "does not divide" if expert < self.experts else "is more than"
+            whose = f"which {what} the model's {self.experts} experts; expected {_divisors_of(self.experts)}"
             return "expert", f"is {expert}, {whose if self.experts > 1 else 'but the model has no experts'}"
         if pipeline > self.layers:
             return "pipeline", f"is {pipeline}, but the model has {self.layers} layers"
         for what, number in (
             ("attention heads", self.heads),
-            ("key-value heads", self.kv_heads),
+            ("key-value heads", 0 if generates and tensor % self.kv_heads == 0 else self.kv_heads),
             ("columns of the feed-forward layer", self.ffn),
         ):
             if number % tensor:
-                return "tensor", f"is {tensor}, which does not divide the model's {number} {what}"
+                fits = _divisors_of(gcd(self.heads, self.kv_heads, self.ffn))
+                return "tensor", f"is {tensor}, which does not divide the model's {number} {what}; expected {fits}"
         return None
 
     @property
@@ -145,6 +156,11 @@ class Architecture:
         return 2 * self.layers * self.kv_heads * self.head_size
 
 
+def _divisors_of(number: int) -> str:
+    """Return the divisors of a number as words, at most the smallest 12."""
+    return choice([str(each) for each in range(1, number + 1) if number % each == 0][:12])
+
+
 def experts_in(config: Mapping[str, Any]) -> int | None:
     """Return the number of experts of a layer by a config.json; None for a dense model."""
     return next((config[name] for name in EXPERT_COUNTS if config.get(name)), None)
@@ -162,7 +178,7 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         head_size=int(config.get("head_dim") or hidden // heads),
         ffn=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
         vocabulary=int(config["vocab_size"]),
-        may_be_cut=config.get("model_type", CUT[0]) in (*CUT, *MIXTURES),
+        may_be_cut=config.get("model_type", CUT[0]) in {*CUT, *MIXTURES}.difference(UNSEARCHED),
         norms_heads=config.get("model_type", PLAIN_HEADS[0]) not in PLAIN_HEADS,
         is_fused=config.get("model_type") in FUSED,
         mlp=MLPS.get(config.get("model_type", ""), GATED),

@@ -203,7 +203,7 @@ def task_of(
 ) -> MappingProblem:
     """Build a job's mapping problem on GPUs or CPUs. Raises SpecError for parallel sizes that do not divide a model."""
     shapes = {**shapes, "rollout": shapes["actor"]} if job.generates_apart else shapes
-    problems = [problem for role in job.placed_roles() for problem in _impossible(job, role, shapes[role])]
+    problems = [problem for role in job.placed_roles() for problem in wrong_sizes(job, role, shapes[role])]
     if problems := [*problems, *_too_long(job, shapes)]:
         raise SpecError(problems)
     load = workload_of(job, responses=responses, prompts=prompts)
@@ -218,7 +218,7 @@ def _with_prediction(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> 
     return replace(mapping, sizes=sizes, prediction=prediction_of(costs, found, cuts, mapping.pools))
 
 
-def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
+def wrong_sizes(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
     """Yield a problem for the manifest's parallel sizes that the model's layers, heads or vocabulary do not allow.
 
     Of `parallelism` only the first wrong size is reported.
@@ -238,7 +238,8 @@ def _too_long(job: Job, shapes: Mapping[Role, Architecture]) -> Iterator[Problem
     longest, offline = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens, job.spec.algorithm.offline
     for role, model in () if offline else shapes.items():
         if 0 < model.positions < longest:
-            limit = f"{role} reads {model.positions} tokens at most (max_position_embeddings, scaled as RoPE is)"
+            uri = job.models()["actor" if role == "rollout" else role].uri
+            limit = f"{role}, {uri}, reads {model.positions} tokens at most (max_position_embeddings, scaled as RoPE)"
             yield Problem(f"{job.name}: spec.data", f"maxPromptTokens + maxResponseTokens is {longest}, but {limit}")
             return
 

@@ -46,6 +46,12 @@ def pool_of(pool: Pool | status.MappedPool, job: Job) -> MappedPool:
     )
 
 
+def sizes_in(job: Job) -> dict[Role, ParallelSizes]:
+    """Return the parallel sizes of each role as far as the manifest has them; an open number of data ranks is 1."""
+    one = MappedPool(name="one", models=job.placed_roles(), slots_per_machine=(1,))
+    return {role: _sizes(job, role, one) for role in one.models}
+
+
 def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
     """Return a model's parallel sizes from the manifest; by default data parallelism, and t_g = t in generation."""
     rollout = job.spec.rollout

@@ -133,7 +133,7 @@ class Strategies:
             for p in ([fixed.pipeline] if fixed else pipelines)
             for t in ([fixed.tensor] if fixed else tensors)
             for c in ([fixed.context] if fixed else CONTEXTS if is_long else CONTEXTS[:1])
-            if not request.model.cannot_be_cut(pipeline=p, tensor=t)
+            if not request.model.cannot_be_cut(pipeline=p, tensor=t, generates=request.work.receives_weights)
         ]
 
     @cached_property

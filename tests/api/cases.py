@@ -397,6 +397,11 @@ WRONG: dict[str, Case] = {
     "episodes elsewhere": Case(
         "PPO", (ELSEWHERE, "rollout.environment={entrypoint: 'a:b'}"), "spec.rollout.environment"
     ),
+    "experts of stages": Case(
+        "GRPO",
+        ("rollout.routing=Replay", "rollout.pipelineParallel=2", "models.actor.parallelism.pipeline=2"),
+        "spec.rollout.pipelineParallel",
+    ),
     "experts of engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.routing=Replay"), "spec.rollout.routing"),
     "experts of texts": Case("OnlineDPO", ("rollout.routing=Replay",), "spec.rollout.routing"),
     "experts of SFT": Case("SFT", ("rollout.routing=Replay",), "spec.rollout"),

@@ -46,6 +46,19 @@ def test_a_mixture_is_cut_so_that_it_fits(model: str, nodes: int) -> None:
     )
 
 
+def test_a_generator_may_have_more_ranks_than_key_heads() -> None:
+    pools = [{"name": "train", "models": ["actor", "reference"], "nodes": 16, "slotsPerNode": 8}]
+    pools.append({"name": "write", "models": ["rollout"], "nodes": 16, "slotsPerNode": 8})
+    made = grpo().model_dump(mode="json", by_alias=True, exclude_none=True)
+    made["spec"]["placement"] = {"mode": "Manual", "pools": pools}
+    made["spec"]["rollout"] |= {"tensorParallel": 2 * LARGE.kv_heads}
+    job = Job.parse(made)
+    found = predict(job, place(job, (8,) * 32), cluster_of(("h100-80g", 32, 8)), shapes_of(job, LARGE))
+    assert isinstance(found, DeviceMapping), found
+    assert found.sizes["rollout"].tensor == 2 * LARGE.kv_heads == 8
+    assert LARGE.cannot_be_cut(tensor=8), "no head is cut in training"
+
+
 def test_a_step_of_a_mixture_is_faster_on_more_gpus() -> None:
     seconds = [planned("235B", nodes).prediction for nodes in (16, 32)]
     assert seconds[0]

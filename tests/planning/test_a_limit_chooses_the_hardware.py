@@ -98,9 +98,12 @@ def test_what_a_model_reads_limits_the_lengths(tmp_path: Path) -> None:
     config = f'{{"model_type": "llama", {sizes}, "vocab_size": 32000, "max_position_embeddings": 2048}}'
     (tmp_path / "config.json").write_text(config)
     told = ask(f"{tmp_path} --response 2k --gpus h100=8", MISTAKE)
-    assert "--prompt and --response: are 3072 tokens together, but the model reads 2048 at most" in told
+    place = f"file://{tmp_path.resolve()}"
+    assert f"--prompt and --response: are 3072 tokens together, but {place} reads 2048 at most" in told
     assert answer(f"{tmp_path} --response 1k --gpus h100=8")["chosen"]
-    assert "17408 tokens together, but the model reads 4096 at most" in ask("llama-2-7b --response 16k", MISTAKE)
+    assert "17408 tokens together, but hf://meta-llama/Llama-2-7b-hf reads 4096 at most" in ask(
+        "llama-2-7b --response 16k", MISTAKE
+    )
 
 
 def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:

@@ -39,6 +39,8 @@ from transformers import (
     Starcoder2Config,
 )
 
+from rlhf_trainer.expert_rows import REPLAYED
+
 SPECIAL: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.1}
 SIZES: dict[str, Any] = {
     **SPECIAL,
@@ -129,7 +131,7 @@ LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_facto
 ROPES: dict[str, PreTrainedConfig] = {
     "linear": LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 4.0, **THETA}),
     "llama3": LlamaConfig(**SIZES, rope_parameters=LLAMA3),
-    "yarn": LlamaConfig(**SIZES, rope_parameters=dict(YARN)),
+    "yarn": LlamaConfig(**SIZES | {"max_position_embeddings": 64}, rope_parameters=dict(YARN)),
     "dynamic": LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 4.0, **THETA}),
     "longrope, long": Phi3Config(**WIDE, original_max_position_embeddings=16, rope_parameters=dict(LONGROPE)),
     "longrope, short": Phi3Config(**WIDE, original_max_position_embeddings=300, rope_parameters=dict(LONGROPE)),
@@ -151,7 +153,10 @@ TENSOR = (
 )
 """Layers may be cut over ranks."""
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-HEAD = "| models | SFT, DPO | reward model, critic | RL (vLLM) | tensor | pipeline |\n|---|---|---|---|---|---|\n"
+HEAD = (
+    "| models | SFT, DPO, context | reward model, critic | RL (vLLM) | tensor | pipeline | expert, replay |\n"
+    "|---|---|---|---|---|---|---|\n"
+)
 
 
 def table() -> str:
@@ -164,7 +169,8 @@ def table() -> str:
 
 def _answers(family: str) -> tuple[str, ...]:
     works = [family not in NOT_SCORING, family not in NOT_GENERATING, family in TENSOR, family in PIPELINE]
-    return ("yes", *("yes" if each else "no" for each in works))
+    replays = "yes, yes" if FAMILIES[family].model_type in REPLAYED else "yes, no"
+    return ("yes", *("yes" if each else "no" for each in works), replays if family in MIXTURES else "")
 
 
 def written(page: str) -> str:

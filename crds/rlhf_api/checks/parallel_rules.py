@@ -29,3 +29,6 @@ def experts_of_actor() -> Iterator[Rule]:
     message = "is {value}, which does not divide the {ranks} data, context and tensor ranks, in {replicas} replicas"
     divides = (ranks % (replicas * size) == 0) | (data % replicas != 0)
     yield Rule(path, divides, message, {"ranks": ranks, "replicas": replicas})
+    stages, replays = Field("rollout.pipelineParallel"), Field("rollout.routing") == "Replay"
+    message = "is {value}, but with rollout.routing Replay expected 1: a stage knows the experts of its own layers only"
+    yield Rule("rollout.pipelineParallel", replays.implies(stages == 1), message)

@@ -15,6 +15,8 @@ FAMILIES = {
     "qwen2 tied": ("qwen2", True),
     "qwen3": ("qwen3", False),
 }
+COPIED = {"one key head": ("qwen3", False)}
+"""Each tensor-parallel rank of the generator holds a copy of the only head of keys and values."""
 MIXTURES = {"qwen3 moe": ("qwen3_moe", False), "qwen2 moe": ("qwen2_moe", False), "mixtral": ("mixtral", False)}
 """The experts of the first two are narrower than vLLM packs them. The second has a shared expert as well."""
 OF_TRANSFORMERS = {"smollm3 tied": ("smollm3", True), "starcoder2": ("starcoder2", False)}
@@ -24,6 +26,7 @@ SHARED = {"shared_expert_intermediate_size": 96}
 OF_FAMILY: dict[str, dict[str, int]] = {
     "qwen3 moe": EXPERTS,
     "qwen2 moe": EXPERTS | SHARED,
+    "one key head": {"num_key_value_heads": 1},
     "mixtral": {"num_local_experts": 4},
 }
 """name: (model type, tied embeddings)"""
@@ -33,23 +36,21 @@ VOCABULARY = 450
 
 def save_config(folder: Path, family: str) -> str:
     """A model's folder without weights: 4 heads, 2 of keys and values, so that t_g = 4 keeps each twice."""
-    kind, tied = (FAMILIES | MIXTURES | OF_TRANSFORMERS)[family]
+    kind, tied = (FAMILIES | COPIED | MIXTURES | OF_TRANSFORMERS)[family]
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     config = AutoConfig.for_model(
         kind,
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=192,
         num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
         max_position_embeddings=512,
         tie_word_embeddings=tied,
         initializer_range=0.1,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
-        **OF_FAMILY.get(family, {}),
+        **heads | OF_FAMILY.get(family, {}),
     )
     config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
     config.save_pretrained(folder)

@@ -82,6 +82,7 @@ NORMAL = {
     "qwen2 moe 1-2-1, t_g 2": ("qwen2 moe", ParallelSizes(data=1, tensor=2), ()),
 }
 SLOW = {
+    "one key head 1-2-1, t_g 2": ("one key head", ParallelSizes(data=1, tensor=2), ()),
     "qwen3 moe 1-1-1": ("qwen3 moe", ParallelSizes(data=1), ()),
     **{
         f"{family} 1-4-1, t_g {size}": (family, ParallelSizes(data=1, tensor=4, generation_tensor=size), ())

@@ -21,6 +21,8 @@ from tests.trainer.tiny import save_tiny
 from tests.trainer.weights import full_weights
 
 PROMPTS = torch.randint(3, 512, (8, 12), generator=torch.Generator().manual_seed(0)).tolist()
+LONG = torch.randint(3, 512, (200,), generator=torch.Generator().manual_seed(1)).tolist()
+"""A prompt with more tokens than a model with scaled RoPE reads without its factor."""
 
 
 def generate(first: str, second: str, trust_remote_code: bool = False) -> tuple[list[Any], list[Any]]:
@@ -34,10 +36,10 @@ def generate(first: str, second: str, trust_remote_code: bool = False) -> tuple[
     weights = full_weights(sharded)
     engine.load_weights(((name, part, weights[name].view(part.shape)) for name, part in holds.items()), holds)
     engine.wake_cache()
-    seeds = list(range(len(PROMPTS)))
+    prompts, seeds = [*PROMPTS, LONG], list(range(len(PROMPTS) + 1))
     return (
-        engine.generate(PROMPTS, seeds, max_tokens=NEW_TOKENS, greedy=True),
-        engine.generate(PROMPTS, seeds, max_tokens=NEW_TOKENS),
+        engine.generate(prompts, seeds, max_tokens=NEW_TOKENS, greedy=True),
+        engine.generate(prompts, seeds, max_tokens=NEW_TOKENS),
     )
 
 
@@ -88,7 +90,7 @@ def require_responses_of(folder: str, greedy: list[Any], sampled: list[Any]) -> 
     ).eval()
     fix_rope(model, MAX_TOKENS)
     for responses in (greedy, sampled):
-        for prompt, response in zip(PROMPTS, responses, strict=True):
+        for prompt, response in zip([*PROMPTS, LONG], responses, strict=True):
             with torch.no_grad():
                 logits = model(torch.tensor([[*prompt, *response.tokens]])).logits[0, len(prompt) - 1 : -1]
             chosen = torch.tensor(response.tokens)[:, None]

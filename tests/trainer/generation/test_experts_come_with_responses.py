@@ -24,7 +24,7 @@ from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel, inner
 from rlhf_trainer.training.routing import RoutingReplay
-from rlhf_trainer.workers.rollout import experts_of, laid_out
+from rlhf_trainer.workers.rollout import laid_out, stack_experts
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build
 from tests.trainer.generation.models import VOCABULARY, model_of, prompts, save_config
@@ -115,7 +115,7 @@ def test_replay_brings_trainer_and_generator_together(generated: Any) -> None:
     for layer in inner(model).model.layers:
         layer.mlp.experts.register_forward_pre_hook(lambda _, given: used.append(given[1].sort(1).values))
     fields = laid_out(texts, responses, width=12 + NEW_TOKENS, pad_token=0)
-    experts = experts_of(responses, width=12 + NEW_TOKENS, size=rows.width)
+    experts = stack_experts(responses, width=12 + NEW_TOKENS, size=rows.width)
     mask, generators = fields["response_mask"], fields["rollout_log_probs"]
     kl, differ = [], []
     recorder.drain()

@@ -13,6 +13,7 @@ import huggingface_hub
 import pytest
 from typer.testing import CliRunner
 
+from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump, load
 from rlhf_api.problems import SpecError
 from rlhf_mapper.calibration import KIND_OF
@@ -81,6 +82,20 @@ def test_a_mistake_is_told(name: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["plan", str(manifest), *options])
     assert done.exit_code == mistake.code
     assert told(done.stderr, mistake), done.stderr
+
+
+@pytest.mark.parametrize("place", ["config.json", "shape"])
+@pytest.mark.parametrize("kind", ["gpt_oss", "deepseek_v3"])
+def test_no_plan_is_made_for_a_family_that_cannot_generate(kind: str, place: str, manifest: Path) -> None:
+    config = {**json.loads(LLAMA_7B), "model_type": kind}
+    shape = []
+    if place == "config.json":
+        (manifest.parent / "llama" / "config.json").write_text(json.dumps(config))
+    else:
+        shape = [f"--set=models.actor.shape={{name: llama-2-7b, modelType: {kind}}}"]
+    done = CliRunner().invoke(app, ["plan", str(manifest), *TWO_NODES, *shape])
+    assert (done.exit_code, done.stdout) == (ExitCode.SPEC, "")
+    assert f"ppo: spec.models.actor: is a {kind}, whose layout in vLLM this trainer does not know" in done.stderr
 
 
 def test_the_chain_of_the_example_is_planned_for_this_machine() -> None:

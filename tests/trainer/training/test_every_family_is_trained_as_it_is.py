@@ -97,6 +97,14 @@ def test_stages_say_the_same(family: str, tmp_path: Path) -> None:
     require_as_transformers(family, tmp_path, ParallelSizes(data=1, pipeline=2))
 
 
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each not in ("GPT-2", "DeepSeek-V3"))) for each in FAMILIES],
+)
+def test_rows_that_are_cut_say_the_same(family: str, tmp_path: Path) -> None:
+    require_as_transformers(family, tmp_path, ParallelSizes(data=1, context=2))
+
+
 @pytest.mark.parametrize("family", MIXTURES)
 def test_experts_over_ranks_say_the_same(family: str, tmp_path: Path) -> None:
     require_as_transformers(family, tmp_path, ParallelSizes(data=2, expert=2))
@@ -120,9 +128,9 @@ def test_a_bias_that_balances_routers_stays_float32(tmp_path: Path) -> None:
 
 def test_experts_that_cannot_be_divided_are_told() -> None:
     for family, expert, reason in (
-        ("Qwen3-MoE", 3, "expert is 3, which does not divide the model's 4 experts"),
-        ("Qwen3-MoE", 8, "expert is 8, more than the model's 4 experts"),
-        ("Llama", 2, "expert is 2, but the model (llama) has no experts"),
+        ("Qwen3-MoE", 3, "expert is 3, which does not divide the model's 4 experts; expected 1, 2 or 4"),
+        ("Qwen3-MoE", 8, "expert is 8, which is more than the model's 4 experts; expected 1, 2 or 4"),
+        ("Llama", 2, "expert is 2, but the model has no experts"),
     ):
         assert impossible_sizes(FAMILIES[family], pipeline=1, tensor=1, expert=expert) == reason
     other = copy.deepcopy(FAMILIES["Qwen3-MoE"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from rlhf_trainer.run.evaluation import evaluation_of, measures_of
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.workers.data import DataShape
 from tests.trainer.chain.conftest import MANIFEST
+from tests.trainer.families import FAMILIES
 from tests.trainer.rewards.test_a_reward_model_may_have_another_tokenizer import save_other
 from tests.trainer.tiny import save_tiny, tiny_config
 
@@ -82,6 +84,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny(folder / "cohere", seed=1, config=CohereConfig(**sizes, intermediate_size=64, pad_token_id=0))
     special = {"intermediate_size": 64, "eos_token_id": 2, "pad_token_id": 0}
     save_tiny(folder / "olmo", seed=1, config=Olmo2Config(**sizes, **special))
+    save_tiny(folder / "mixture", seed=1, config=copy.deepcopy(FAMILIES["Qwen3-MoE"]))
     save_other(folder / "other", template="{{ raise_exception('no') }}", labels=1)
     return folder
 
@@ -270,6 +273,43 @@ def test_a_mistake_is_told(name: str, check: Check, tmp_path: Path) -> None:
     assert not done.stderr.splitlines()[1:], done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {sentence.replace('{tmp}', str(tmp_path))}")
+
+
+NINE = ("resources.slotsPerNode=9", "training.promptBatchSize=9")
+THREE = ("resources.slotsPerNode=3", "training.promptBatchSize=3")
+CUTS: dict[str, tuple[Sequence[str], str]] = {
+    "experts": (
+        ("models.actor={uri: file://models/mixture, parallelism: {expert: 3}}", *THREE),
+        "models.actor.parallelism.expert: is 3, which does not divide the model's 4 experts; expected 1, 2 or 4",
+    ),
+    "few experts": (
+        ("models.actor={uri: file://models/mixture, parallelism: {expert: 9}}", *NINE),
+        "models.actor.parallelism.expert: is 9, which is more than the model's 4 experts; expected 1, 2 or 4",
+    ),
+    "no experts": (
+        ("models.critic.parallelism={expert: 3}", *THREE),
+        "models.critic.parallelism.expert: is 3, but the model has no experts",
+    ),
+    "heads": (
+        ("models.actor.parallelism={tensor: 3}", *THREE),
+        "models.actor.parallelism.tensor: is 3, which does not divide the model's 2 attention heads; expected 1",
+    ),
+    "vocabulary": (
+        ("rollout.tensorParallel=3",),
+        "rollout.tensorParallel: is 3, which does not divide the model's vocabulary of 512",
+    ),
+    "rows": (
+        ("resources.slotsPerNode=3",),
+        "training.promptBatchSize: gives 4 sequences, which do not divide by the 3 slots of pool all",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_sizes_are_judged_as_a_run_does(name: str, check: Check) -> None:
+    sets, sentence = CUTS[name]
+    done = check(*sets)
+    assert (done.exit_code, done.stderr) == (ExitCode.SPEC, f"error: ppo: spec.{sentence}\n")
 
 
 @pytest.mark.parametrize(("extract", "is_told"), [("(.+)", False), ("#### (.+)", True)])

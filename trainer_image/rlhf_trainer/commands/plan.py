@@ -27,6 +27,7 @@ from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.report.calibrate import Calibration, calibration_of
 from rlhf_trainer.report.run_record import JobRecord, read_run
 from rlhf_trainer.run.placement import with_cpu_slots
+from rlhf_trainer.run.preconditions import require_generating
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import writing
 
@@ -94,6 +95,7 @@ def plans_of(
         earlier = [*runs.values()] or ([read_run(output).jobs] if (output / job.name / "job.yaml").exists() else [])
         given = lengths_of(responses, "--response-tokens", most=data.max_response_tokens) if responses else ()
         shapes = shapes_of(jobs, job, output)
+        require_generating(jobs, job, output)
         mapping = plan_job(
             job,
             machines,

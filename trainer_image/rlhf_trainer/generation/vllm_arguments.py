@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from rlhf_api.spec.rollout import Rollout
+from rlhf_mapper.architecture import positions_of
 from rlhf_trainer.errors import ConfigError, MemoryProblem
 from rlhf_trainer.generation.families import uses_modules
 
@@ -130,10 +131,18 @@ def engine_arguments(
         "tensor_parallel_size": shards,
         "pipeline_parallel_size": max(len(stage_layers), 1),
         "worker_extension_cls": "rlhf_trainer.generation.vllm_extension.WorkerExtension",
+        **_scaled_positions(config),
         **device,
         **(RETURNS_EXPERTS[0] if on_gpu and returns_experts else {}),
         **(BACKEND if uses_modules(config, trust_remote_code=trust_remote_code) else {}),
     }
+
+
+def _scaled_positions(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the scaled limit of a model with YaRN; vLLM expects it in config.json, where Qwen's have the unscaled."""
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") != "yarn":
+        return {}
+    return {"hf_overrides": {"max_position_embeddings": positions_of(config.to_dict())}}
 
 
 def _cache_on_cpu(

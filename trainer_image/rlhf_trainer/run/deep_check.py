@@ -4,7 +4,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -15,10 +15,13 @@ import torch
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.problems import SpecError
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import positions_of
+from rlhf_mapper.auto_map import wrong_sizes
 from rlhf_mapper.config_file import SCORERS, made_from
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
+from rlhf_mapper.place import place, sizes_in
 from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkpoint_bytes
 from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
@@ -31,7 +34,7 @@ from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.machine import gpu_count
-from rlhf_trainer.run.preconditions import other_vocabularies
+from rlhf_trainer.run.preconditions import other_vocabularies, require_possible
 from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, is_written, model_folders, with_written_data
@@ -82,6 +85,7 @@ class JobCheck:
         """Run all checks and return the errors, without duplicates."""
         for role in self._job.models():
             self._tried(self._try_model, role)
+            self._tried(self._try_sizes, role)
         retokenized, readers = set[Role](), list[WorkerSetting]()
         if not self._found:
             folders = {role: self._origin(role).folder for role in self._job.models()}
@@ -92,7 +96,7 @@ class JobCheck:
             self._job = with_prompts(self._job)
         if self._job.generates_elsewhere and not self._found:
             self._try_endpoints()
-        for check in (self._try_step, self._try_schedules, self._try_measure):
+        for check in (self._try_places, self._try_step, self._try_schedules, self._try_measure):
             self._tried(check)
         data = self._tried(self._data, readers)
         self._tried(self._try_limits, readers, data.loaders if data else ())
@@ -104,12 +108,22 @@ class JobCheck:
         return list({str(error): error for error in self._found}.values())
 
     def _tried(self, check: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
-        """Run a check and return its result; None after a TrainerError, which is added to the errors found."""
+        """Run a check and return its result; None after its error, which is added to the errors found."""
         try:
             return check(*arguments, **options)
         except TrainerError as error:
             self._found.append(error)
-            return None
+        except SpecError as error:
+            self._found.append(ConfigError(str(error)))
+        return None
+
+    def _try_sizes(self, role: Role) -> None:
+        """Judge the manifest's parallel sizes of a model, as a run judges those that it takes."""
+        setting, sizes = self._origin(role), sizes_in(self._job)
+        roles = (role, "rollout") if role == "actor" else (role,)
+        with setting.naming():
+            own = {each: sizes[each] for each in roles if each in sizes}
+            require_possible(self._job, own, {role: (setting.model, setting.folder)})
 
     def _try_model(self, role: Role) -> None:
         """Build the model of a role on the meta device, and try what it is for: generation, training and saving."""
@@ -154,6 +168,16 @@ class JobCheck:
     def _on_cpu(self) -> bool:
         device = self._job.spec.resources.device
         return device == "CPU" or (device == "Auto" and not self._elsewhere and not gpu_count())
+
+    def _try_places(self) -> None:
+        """Place the models on the slots that the manifest names, which raises the errors of sizes and batches."""
+        names_slots = self._job.spec.resources.slots_per_node or self._job.spec.placement.mode == "Manual"
+        if names_slots and not self._elsewhere:  # an operator may take fewer slots
+            place(self._job, (sys.maxsize,))
+        with suppress(TrainerError):  # a model of unknown shape, which a run does not map either
+            shapes = shapes_of([*self._jobs.values()], self._job, self._output)
+            if found := [each for role in shapes for each in wrong_sizes(self._job, role, shapes[role])]:
+                raise SpecError(found)
 
     def _try_step(self) -> None:
         """Record the step of a user's own algorithm, which raises the errors of its calls."""
@@ -247,8 +271,8 @@ class JobCheck:
         for path, code in reward_code(self._job, ranks=1).items():
             scores[path] = self._tried(_call, code, everything) or [None] * len(everything)
         empty, right = list[float](), list[float]()
-        for place, (_, kind, _) in enumerate(tried):
-            total = total_of(terms, {path: found[place] for path, found in scores.items()})
+        for number, (_, kind, _) in enumerate(tried):
+            total = total_of(terms, {path: found[number] for path, found in scores.items()})
             (empty if kind == "empty" else right).extend([] if total is None else [total])
         if empty and right and max(right) <= min(empty):
             told = f"right answers get no more than empty responses on the first {TRIED_ROWS} rows; see `rlhf reward`"
@@ -284,12 +308,12 @@ def _without_room(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> 
     for job in pending:
         needed: Counter[int] = Counter()
         leaves: Counter[int] = Counter()
-        for place, most, left in _sizes(job, jobs, output):
-            disk = place.stat().st_dev
+        for folder, most, left in _sizes(job, jobs, output):
+            disk = folder.stat().st_dev
             needed[disk], leaves[disk] = needed[disk] + most, leaves[disk] + left
-            free = max(0, shutil.disk_usage(place).free - kept[disk])
+            free = max(0, shutil.disk_usage(folder).free - kept[disk])
             if needed[disk] > free:
-                what = f"checkpoints and model take {size_text(needed[disk])}, but {place} has {size_text(free)} free"
+                what = f"checkpoints and model take {size_text(needed[disk])}, but {folder} has {size_text(free)} free"
                 yield job, EnvironmentProblem(f"{job.name}: spec.checkpoint: {what}")
                 return
         kept += leaves

@@ -21,7 +21,7 @@ from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.machine import cores, gpu_count
 from rlhf_trainer.run.preconditions import require_generating, require_possible
-from rlhf_trainer.run.shapes import config_file, shapes_of
+from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JOB_FILE, JobFolder, model_folder, reading
 
 
@@ -56,10 +56,7 @@ def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], ou
         model = maker.models()[made]
         origins[role] = model, model_folder(model.uri, output)
     require_possible(job, placed.mapping.sizes, origins)
-    if "actor" in origins and not job.spec.algorithm.offline:
-        actor, _ = origins["actor"]
-        with suppress(TrainerError):  # a model whose files cannot be read; the deep check says so
-            require_generating(job, actor, config_file(actor.uri, actor.revision, output))
+    require_generating(jobs, job, output)
     return placed
 
 

@@ -9,9 +9,12 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.job_spec import Model
+from rlhf_api.spec.model_shape import KNOWN
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.generation.families import why_unknown
+from rlhf_mapper.config_file import made_from
+from rlhf_trainer.errors import ConfigError, TrainerError
+from rlhf_trainer.generation.families import GENERATED, why_unknown
+from rlhf_trainer.run.shapes import config_file
 
 CLAIM = "pvc://"
 
@@ -56,11 +59,14 @@ def _addresses(job: Job) -> Iterator[tuple[str, str]]:
 def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapping[Role, tuple[Model, str]]) -> None:
     """Raise SpecError if a model cannot be cut into its pipeline stages, tensor shards, parts of experts and of a row.
 
+    A run judges the sizes that it takes, and the deep check those in the manifest (`place.sizes_in`).
+
     sizes: by role; models: by role (model with the same shape, folder of this model).
     """
-    problems = []
+    problems = list[Problem]()
     for role, cut in sizes.items():
-        if cut.data == cut.world_size and cut.expert == 1:
+        follows_actor = role == "reference" and job.spec.models.reference is None
+        if follows_actor or (cut.data == cut.world_size and cut.expert == 1):
             continue
         from transformers import AutoModelForCausalLM  # seconds that other sizes do not need
 
@@ -74,7 +80,8 @@ def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapp
         unpacked = why_not_packed(known, config) if cut.context > 1 and isinstance(known, type) else ""
         reason = f"context is {cut.context}, but {unpacked}" if unpacked else ""
         if not reason and cut.pipeline * cut.tensor * cut.expert > 1:
-            reason = impossible_sizes(config, pipeline=cut.pipeline, tensor=cut.tensor, expert=cut.expert)
+            parts = {"pipeline": cut.pipeline, "tensor": cut.tensor, "expert": cut.expert}
+            reason = impossible_sizes(config, **parts, generates=role == "rollout")
         if reason:
             size, _, sentence = reason.partition(" ")
             path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{size}"
@@ -84,16 +91,23 @@ def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapp
         raise SpecError(problems)
 
 
-def require_generating(job: Job, model: Model, config: Path) -> None:
-    """Raise SpecError if a job generates with a model of an unknown family; config: config.json of the actor's model.
+def require_generating(jobs: Sequence[Job], job: Job, output: Path) -> None:
+    """Raise SpecError if a job generates with a model of an unknown family; jobs: all of the manifest.
 
-    A file that cannot be read is left to the deep check.
+    A config.json that cannot be read is left to the deep check.
     """
-    try:
-        found = json.loads(config.read_text(encoding="utf-8"))
-        model_type, auto_map = found["model_type"], found.get("auto_map")
-    except (OSError, ValueError, LookupError, TypeError):
+    if job.spec.algorithm.offline or "actor" not in job.models():
         return
+    maker, made = made_from(job, "actor", {each.name: each for each in jobs})
+    model, auto_map = maker.models()[made], None
+    if model.shape:
+        model_type = model.shape.model_type or KNOWN.get(model.shape.name or "", {}).get("model_type", GENERATED[0])
+    else:
+        try:
+            found = json.loads(config_file(model.uri, model.revision, output).read_text(encoding="utf-8"))
+            model_type, auto_map = found["model_type"], found.get("auto_map")
+        except (TrainerError, OSError, ValueError, LookupError, TypeError):
+            return
     if reason := why_unknown(model_type, auto_map, trust_remote_code=model.trust_remote_code):
         raise SpecError([Problem(f"{job.name}: spec.models.{job.spec.models.source_field('actor')}", reason)])
 

@@ -24,6 +24,7 @@ from transformers.utils import cached_file
 from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.lora import Lora
 from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.stored_tensors import LocalFile, Piece, StoredTensor, TensorSource, read_into, write_tensors
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.distributed import device_here, local_shard
@@ -67,7 +68,8 @@ def add_adapter(
     names = sorted({name.rpartition(".")[2] for name in matrices})
     for name in lora.targets:
         if name not in names:
-            raise ConfigError(f"{path}.targets: the model has no {name}; there are {', '.join(names)}")
+            experts = "; experts have no adapters" if expert_count(pretrained.config) else ""
+            raise ConfigError(f"{path}.targets: the model has no {name}; there are {', '.join(names)}{experts}")
     targets = tuple(sorted(set(lora.targets or names)))
     if not targets:
         raise ConfigError(f"{path}: no layer of {type(pretrained).__name__} has a linear matrix to adapt")

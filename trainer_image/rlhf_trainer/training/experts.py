@@ -15,9 +15,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from rlhf_api.problems import choice
-from rlhf_mapper import architecture
-from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, ModelMesh, local_shard
 
 KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
@@ -25,20 +22,6 @@ KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
 
 OPTIONS = ("has_gate", "has_bias", "is_transposed", "_is_expert_parallel")
 """Attributes by which transformers' expert functions know how a module of experts is laid out."""
-MIXTURES = (*architecture.MIXTURES, "olmoe", "deepseek_v3")
-"""`model_type` of the families whose experts can be cut over ranks."""
-
-
-def impossible_experts(config: Any, expert: int) -> str:
-    """Return why the experts of a layer cannot be cut into `expert` parts; empty if they can."""
-    experts = expert_count(config)
-    if experts < 2:
-        return f"but the model ({config.model_type}) has no experts"
-    if config.model_type not in MIXTURES:
-        return f"but only {choice(MIXTURES)} can be cut by experts, not {config.model_type}"
-    if expert > experts:
-        return f"more than the model's {experts} experts"
-    return f"which does not divide the model's {experts} experts" if experts % expert else ""
 
 
 def sparse_blocks(model: nn.Module) -> Iterator[Any]:

@@ -29,14 +29,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf_api.problems import choice
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.architecture import CUT, architecture_of
+from rlhf_mapper.architecture import CUT, MIXTURES, architecture_of
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem
 from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.stored_tensors import TensorSource, read_into
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.adapters import AdaptedLinear, shard_adapted
 from rlhf_trainer.training.distributed import ModelMesh, device_here
-from rlhf_trainer.training.experts import MIXTURES, cut_experts, impossible_experts, shard_experts
+from rlhf_trainer.training.experts import cut_experts, shard_experts
 from rlhf_trainer.training.models import (
     Adapter,
     LanguageModel,
@@ -285,13 +285,19 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
             head.weight = base.embed_tokens.weight
 
 
-def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int, expert: int = 1) -> str:
-    """Reason why a model cannot be cut into these parts, like `pipeline is 3, ...`; empty if it can."""
+def impossible_sizes(
+    config: PreTrainedConfig, *, pipeline: int, tensor: int, expert: int = 1, generates: bool = False
+) -> str:
+    """Reason why a model cannot be cut into these parts, like `pipeline is 3, ...`; empty if it can.
+
+    generates: whether they are a generator's.
+    """
     model_type = config.model_type
     if pipeline > 1 and model_type not in STAGED:
         return f"pipeline is {pipeline}, but only {choice(STAGED)} can be cut into stages, not {model_type}"
-    if expert > 1 and (wrong := impossible_experts(config, expert)):
-        return f"expert is {expert}, {wrong}"
+    if expert > 1 and model_type not in MIXTURES:
+        only = f"only {choice(MIXTURES)} can be cut by experts, not {model_type}"
+        return f"expert is {expert}, but {only if expert_count(config) > 1 else 'the model has no experts'}"
     if tensor > 1:
         styles = plan_of(config)
         if styles and expert_count(config) > 1 and model_type not in MIXTURES:
@@ -300,5 +306,6 @@ def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int, ex
         if not styles or unknown:
             what = f"cuts layers by {', '.join(unknown)}, which is not supported" if unknown else "does not say how"
             return f"tensor is {tensor}, but the model ({model_type}) cannot be cut: transformers {what}"
-    cut = architecture_of(config.to_dict()).cannot_be_cut(pipeline=pipeline, tensor=tensor)
+    sizes = {"pipeline": pipeline, "tensor": tensor, "expert": expert}
+    cut = architecture_of(config.to_dict()).cannot_be_cut(**sizes, generates=generates)
     return " ".join(cut) if cut else ""

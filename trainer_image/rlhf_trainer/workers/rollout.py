@@ -81,7 +81,7 @@ class Generation:
         ) -> dict[str, Tensor]:
             fields = laid_out(prompts, responses, width=width, pad_token=int(self._tokenizer.pad_token_id))
             if self._expert_bytes:
-                fields[ROUTED] = experts_of(responses, width=width, size=self._expert_bytes)
+                fields[ROUTED] = stack_experts(responses, width=width, size=self._expert_bytes)
             fields["response_mask"] = fields["response_mask"] * batch["valid"][rows][:, None]
             fields["sampled"] = torch.full((len(rows),), float(do_sample))
             return fields
@@ -341,7 +341,7 @@ def laid_out(prompts: Sequence[Ids], responses: Sequence[Response], *, width: in
     }
 
 
-def experts_of(responses: Sequence[Response], *, width: int, size: int) -> Tensor:
+def stack_experts(responses: Sequence[Response], *, width: int, size: int) -> Tensor:
     """Return the experts of each row's tokens, uint8 [rows, width, size]; 0 at a last token, which nothing has read."""
     found = torch.zeros(len(responses), width, size, dtype=torch.uint8)
     for row, response in enumerate(responses):
