@@ -49,6 +49,8 @@ SHARES = "tests/operator/test_namespaces_share_the_line.py"
 ELECTION = "tests/operator/test_leader_election.py"
 TRAINING = "tests/trainer/training"
 EXPERTS = f"{TRAINING}/test_experts_over_ranks_learn_what_one_rank_does.py"
+TABLE = f"{TRAINING}/test_layouts_learn_what_one_rank_does.py::test_a_layout_learns_what_one_rank_does"
+REPLAYED = f"{TRAINING}/test_routing_is_replayed.py"
 HEAD = f"{TRAINING}/test_log_probs_are_those_of_the_heads_logits.py"
 PACKING = f"{TRAINING}/test_packed_texts_are_read_as_if_alone.py"
 NEIGHBOURS = f"{TRAINING}/test_a_row_does_not_depend_on_its_neighbours.py"
@@ -159,6 +161,25 @@ MUTATIONS = (
     training("experts", "start = min(rank * size, count)", "start = 0", EXPERTS),
     training(
         "experts", "set_gradient_divide_factor(layout.data * layout.context)", "set_gradient_divide_factor(1)", EXPERTS
+    ),
+    training("experts", "hidden[order // index.shape[1]]", "hidden[order % len(hidden)]", f"{TABLE}[1-2-2-1-1-SFT]"),
+    training("experts", "arange(own.num_experts,", "arange(own.num_experts - 1, -1, -1,", f"{TABLE}[1-2-2-1-1-SFT]"),
+    Mutation(f"{API}/spec/parallel_sizes.py", "shard, part = divmod(", "part, shard = divmod(", EXPERTS),
+    training(
+        "model_input",
+        "[seen_starts[document] : seen_starts[document] + seen]",
+        "[seen_starts[document + 1] - seen : seen_starts[document + 1]]",
+        SHARED_ROWS,
+    ),
+    training("sharding", "for name in frozen:", "for name in ():", f"{TABLE}[1-2-2-1-1-LoRA]"),
+    training(
+        "routing", ", prepend=True)", ")", f"{REPLAYED}::test_the_load_of_experts_is_that_of_the_generators_choice"
+    ),
+    training(
+        "routing",
+        "pairs = sum_over_ranks(",
+        "pairs = list(",
+        f"{REPLAYED}::test_other_choices_of_routers_are_judged_over_all_ranks",
     ),
     training("rope", "[[tokens - 1]]", "[[tokens]]", NEIGHBOURS),
     training("rope", "if layer else FIXED", "if layer else types[layer]", NEIGHBOURS),

@@ -62,3 +62,30 @@ def test_a_mixture_learns_with_its_generators_experts(run: Path) -> None:
     rollouts = (run / "replayed" / "rollouts.jsonl").read_text()
     assert rollouts
     assert "experts" not in rollouts
+
+
+@pytest.mark.slow
+def test_stale_streamed_rows_of_an_adapter_are_replayed_after_a_resume(tmp_path: Path) -> None:
+    """The generator works ahead in a pool of its own, its rows are scored as they end, and a second run goes on."""
+    model = save_tiny(tmp_path / "model", seed=1, config=FAMILIES["Qwen3-MoE"])
+    made = grpo("ahead", model, maxStaleness=1, stream=True)
+    spec = made["spec"]
+    spec["models"]["actor"]["lora"] = {"rank": 4, "targets": ["q_proj", "v_proj"]}
+    pools = [
+        {"name": name, "models": [role], "slotsPerNode": 1} for name, role in (("train", "actor"), ("write", "rollout"))
+    ]
+    spec["placement"] = {"mode": "Manual", "pools": pools}
+    spec["checkpoint"] = {"everySteps": 1}
+    del spec["resources"]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(made))
+    for steps in (STEPS, STEPS + 2):
+        done = rlhf(
+            "run", tmp_path / "job.yaml", "--output", tmp_path / "run", f"--set=ahead:training.totalSteps={steps}"
+        )
+        assert done.returncode == 0, done.stderr
+    found = records(tmp_path / "run" / "ahead")
+    assert [record["step"] for record in found] == [1, 2, 3, 4]
+    assert [record["staleness"] for record in found] == [0, 1, 0, 1]
+    for record in found:
+        assert 0.0 < record["routing/differs"] < 0.5
+        assert record["kl/rollout"] < 1e-3

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.environments import Environments
+from rlhf_trainer.expert_rows import ExpertRows
 from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play
 from tests.trainer.generation.conftest import RunRanks, vllm_ranks
 from tests.trainer.generation.engines import END, build, cut
@@ -32,8 +33,13 @@ def play(folder: str, groups: list[list[int]]) -> list[dict[str, Any]]:
     model = model_of(folder, 1)
     with torch.no_grad():
         model.lm_head.weight[END] *= 4
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    engine = build(folder, groups)
+    fused = {name: weight.detach() for name, weight in model.named_parameters()}
+    weights = {name: weight.unflatten(1, (2, -1)) if "gate_up" in name else weight for name, weight in fused.items()}
+    chosen: list[torch.Tensor] = []
+    routers = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+    for router in routers:
+        router.register_forward_hook(lambda *given: chosen.append(given[2][2].sort(1).values))
+    engine = build(folder, groups, routing="Replay" if routers else None)
     engine.load_weights(cut(weights, holds := engine.held_shards()), holds)
     engine.wake_cache()
     path, judging = "job: spec.rollout.environment", [f"{HERE}:Judging"]
@@ -49,24 +55,41 @@ def play(folder: str, groups: list[list[int]]) -> list[dict[str, Any]]:
     found = [{name: value for name, value in vars(each).items() if name != "seed"} for each in episodes]
     for each in found:
         tokens = torch.tensor([[*each["prompt"], *each["tokens"]]])
+        chosen.clear()
         with torch.no_grad():
             log_probs = model(tokens).logits[0].log_softmax(1)
+        if (experts := each.pop("experts")) is not None:
+            rows = ExpertRows.of(model.config)
+            each["experts"] = [rows.decode(experts, number).sort(1).values.tolist() for number in range(rows.layers)]
+        each["of its routers"] = [every.tolist() for every in chosen]
         start, length = len(each["prompt"]), len(each["tokens"])
         each["of the model"] = log_probs[range(start - 1, start + length - 1), tokens[0, start:]].tolist()
     engine.close()
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2], ids=["1-1-1", "1-2-1"])
-def test_an_answer_goes_on_after_all_that_came_before(ranks: int, tmp_path: Path, vllm_ranks: RunRanks) -> None:
-    """On two ranks the first one has the environments and tells the other, so that both ask for the same tokens."""
-    folder = save_config(tmp_path / "model", "llama")
+def played(kind: str, ranks: int, folder: Path, vllm_ranks: RunRanks) -> list[dict[str, Any]]:
+    """The episodes of an engine on so many ranks, which all must have."""
+    save_config(folder, kind)
     config = AutoConfig.from_pretrained(folder)
     config.vocab_size = VOCAB_SIZE
     config.save_pretrained(folder)
-    one, *others = vllm_ranks(ranks, play, folder, [list(range(ranks))])
+    one, *others = vllm_ranks(ranks, play, str(folder), [list(range(ranks))])
     assert all(other == one for other in others)
     assert any(each["turns"] == 2 for each in one)
+    return one
+
+
+def test_each_token_of_an_episode_comes_with_its_experts(tmp_path: Path, vllm_ranks: RunRanks) -> None:
+    for each in played("qwen3 moe", 1, tmp_path / "model", vllm_ranks):
+        read = len(each["prompt"]) + len(each["tokens"]) - 1
+        assert each["experts"] == [chosen[:read] for chosen in each["of its routers"]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2], ids=["1-1-1", "1-2-1"])
+def test_an_answer_goes_on_after_all_that_came_before(ranks: int, tmp_path: Path, vllm_ranks: RunRanks) -> None:
+    """On two ranks the first one has the environments and tells the other, so that both ask for the same tokens."""
+    one = played("llama", ranks, tmp_path / "model", vllm_ranks)
     for each in one:
         assert not each["failure"]
         assert len(each["tokens"]) <= LIMITS.tokens

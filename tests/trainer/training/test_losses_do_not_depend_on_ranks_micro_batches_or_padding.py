@@ -4,12 +4,14 @@ With epsilon 1 and learning rate 1, the first step of AdamW is the gradient itse
 """
 
 import copy
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, MistralConfig
@@ -161,25 +163,23 @@ WARM_UP: dict[str, tuple[str, Role, type, str]] = {
 """Cases whose update depends on the step."""
 
 
-def update(
+def worker_of(
     case: str,
     folder: str,
-    budget: int,
-    extra: int,
-    recompute: bool,
-    mini_batch: int | None,
     layout: ParallelSizes,
+    *,
+    budget: int,
+    extra: int = 0,
+    mini_batch: int | None = 4,
     share: bool = True,
-    step: int = 1,
-) -> tuple[Report, dict[str, Tensor]]:
-    """One update on this rank's rows: what was measured, and on rank 0 the whole weights."""
-    import torch.distributed as dist
-
+    **of_model: Any,
+) -> tuple[Any, Callable[[int], None]]:
+    """(a case's worker, a function of a step's number that makes one update on this rank's rows)."""
     algorithm, role, worker_class, method = (CASES | WARM_UP)[case]
     setattr(rollout, "GenerationEngine", GeneratorStandIn)  # noqa: B010
     uri = f"file://{folder}"
-    trained = {"uri": uri, "optimizer": OPTIMIZER, "gradientCheckpointing": recompute}
     name = SPECS[algorithm]["algorithm"]["name"]
+    trained = {"uri": uri, "optimizer": OPTIMIZER, **of_model}
     models = dict.fromkeys(TRAINED.get(name, (role,)), trained)
     models |= {each: {"uri": uri} for each in FROZEN.get(name, ())}
     data = {**DATA, "pretrain": DATA["train"]} if algorithm == "PPO-ptx" else DATA
@@ -205,9 +205,30 @@ def update(
         fields["response_mask"][5] = 0.0  # a response that dynamic sampling leaves out
     reads = transfers_of(worker_class, {"setting": setting, **arguments})[method].fields_read(fields)
     here = {name: fields[name][rows.start : rows.stop] for name in reads}
+
+    def update_once(step: int) -> None:
+        with recorder.counting((dist.get_rank(),) in THREE_D_PROTO.collect(layout)):
+            getattr(worker, method)(Batch(step=step, start=rows.start, size=len(rows), fields=here))
+
+    return worker, update_once
+
+
+def update(
+    case: str,
+    folder: str,
+    budget: int,
+    extra: int,
+    recompute: bool,
+    mini_batch: int | None,
+    layout: ParallelSizes,
+    share: bool = True,
+    step: int = 1,
+) -> tuple[Report, dict[str, Tensor]]:
+    """One update on this rank's rows: what was measured, and on rank 0 the whole weights."""
+    options: dict[str, Any] = {"budget": budget, "extra": extra, "mini_batch": mini_batch, "share": share}
+    worker, update_once = worker_of(case, folder, layout, **options, gradientCheckpointing=recompute)
     recorder.drain()
-    with recorder.counting((dist.get_rank(),) in THREE_D_PROTO.collect(layout)):
-        getattr(worker, method)(Batch(step=step, start=rows.start, size=len(rows), fields=here))
+    update_once(step)
     return recorder.drain(), weights_on_first_rank(worker.trainer.model)
 
 
@@ -274,12 +295,9 @@ LARGE_LAYOUTS = [
     for p, t, d, r in product((1, 2, 4), (1, 2, 4), (1, 2, 4, 8), (1, 2))
     if 1 < p * t * d <= 8 and d % r == 0
 ]
-CUT = (
-    *("SFT", "cost model", "PPO critic", "PPO critic that finds the values", "PPO-ptx actor"),
-    *("PPO-ptx report", "DPO actor"),
-)
-"""Each kind of loss: of tokens, of pairs, of values, and one that reads two texts."""
-FAST = {"SFT": SMALL_LAYOUTS[2], "PPO critic that finds the values": SMALL_LAYOUTS[0], "DPO actor": SMALL_LAYOUTS[1]}
+CUT = ("cost model", "PPO critic that finds the values", "PPO-ptx actor", "PPO-ptx report")
+"""Kinds of loss that `test_layouts_learn_what_one_rank_does` lacks: of scored pairs, and of two texts."""
+FAST = {"PPO critic that finds the values": SMALL_LAYOUTS[0]}
 """The layout of a case that the fast tests cut it by."""
 
 
@@ -306,23 +324,21 @@ THREE_HEADS = MistralConfig(**SIZES | {"num_attention_heads": 3, "num_key_value_
 CONTEXTS: list[tuple[str, str, ParallelSizes]] = [
     ("PPO critic that finds the values", "three heads and a window", ParallelSizes(data=1, context=2)),
     ("SFT", "Gemma 2", ParallelSizes(data=1, context=2, tensor=2)),
-    ("DPO actor", "eight heads", ParallelSizes(data=1, context=2, pipeline=2)),
     ("DAPO actor", "six heads", ParallelSizes(data=1, context=4)),
     ("GSPO actor", "eight heads", ParallelSizes(data=2, context=2)),
     ("PPO-ptx actor", "eight heads", ParallelSizes(data=2, context=2, replicas=2)),
     ("cost model", "eight heads", ParallelSizes(data=1, context=2, pipeline=2, tensor=2)),
     ("SFT", "Gemma 3 (text)", ParallelSizes(data=1, context=4)),
-    ("SFT", "Qwen3-MoE", ParallelSizes(data=1, context=2)),
     ("SFT", "Cohere 2", ParallelSizes(data=2, context=2, tensor=2)),
 ]
-"""Cases, models and layouts in which ranks share rows; the first four are fast. The first and the fourth gather keys
+"""Cases, models and layouts in which ranks share rows; the first three are fast. The first and the third gather keys
 and values, as their heads do not divide; the others exchange heads, of which Gemma 2 repeats the key heads."""
 OF_CONTEXTS = {**MODELS, "three heads and a window": THREE_HEADS, "six heads": MODELS["SmolLM"]}
 
 
 @pytest.mark.parametrize(
     ("case", "model", "layout"),
-    [pytest.param(*each, marks=pytest.mark.slow if number > 3 else ()) for number, each in enumerate(CONTEXTS)],
+    [pytest.param(*each, marks=pytest.mark.slow if number > 2 else ()) for number, each in enumerate(CONTEXTS)],
     ids=lambda value: value if isinstance(value, str) else named(value),
 )
 def test_an_update_is_the_same_if_ranks_share_rows(

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_trainer.errors import ConfigError, EnvironmentProblem
+from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.expert_rows import REMEDY, ExpertRows
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.training.experts import own_tokens
 from rlhf_trainer.types import concatenate
 
@@ -32,21 +33,20 @@ class RoutingReplay:
     """Hooks on the routers of a model, and how far their own choices are from the generator's."""
 
     def __init__(self, model: Any, *, tensor: tuple[int, int] = (0, 1)) -> None:
-        """model: LanguageModel, or this rank's pipeline stage of it; tensor: this of how many tensor-parallel ranks.
+        """model: LanguageModel of `REPLAYED`, or this rank's pipeline stage of it, which may have no routers.
 
-        ConfigError for a mixture with unknown routers.
+        tensor: this of how many tensor-parallel ranks.
         """
         self._tensor = tensor
         self._rows = ExpertRows.of(model.causal_lm.config)
         self._differing: list[Tensor] | None = None
         """Numbers of (other choices, choices) of each router and pass that is measured; None: none is."""
-        places = ((re.search(r"\blayers\.(\d+)$", name), each) for name, each in model.named_modules())
-        found = [self._attach(layer, int(place[1])) for place, layer in places if place]
-        if not any(found):
-            raise ConfigError("spec.rollout.routing: is Replay, but the trainer knows no routers of this model")
+        for name, layer in model.named_modules():
+            if place := re.search(r"\blayers\.(\d+)$", name):
+                self._attach(layer, int(place[1]))
 
-    def _attach(self, layer: nn.Module, number: int) -> int:
-        """Hook a decoder layer and its routers; returns the number of routers."""
+    def _attach(self, layer: nn.Module, number: int) -> None:
+        """Hook a decoder layer and its routers, before the hooks that measure what routers choose."""
         routers: list[Any] = [each for each in layer.modules() if type(each).__name__ in ROUTERS]
 
         def give(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
@@ -59,8 +59,7 @@ class RoutingReplay:
         disable: Any = torch.compiler.disable  # for what a hook gets changes with each pass
         layer.register_forward_pre_hook(disable(give), with_kwargs=True)
         for router in routers:
-            router.register_forward_hook(disable(partial(self._replay, number)))
-        return len(routers)
+            router.register_forward_hook(disable(partial(self._replay, number)), prepend=True)
 
     def _replay(
         self, number: int, router: Any, _: Any, chosen: tuple[Tensor, Tensor, Tensor]
@@ -84,11 +83,14 @@ class RoutingReplay:
 
     @contextmanager
     def measured(self, *, limit: float) -> Iterator[None]:
-        """Record `routing/differs`, the share of other choices in the block; EnvironmentProblem above `limit`."""
+        """Record `routing/differs`, the share of other choices in the block; EnvironmentProblem above `limit`.
+
+        A collective of the pool: the share is that of all ranks, which hold other rows, tokens or layers.
+        """
         self._differing = found = list[Tensor]()
         yield
         self._differing = None
-        differing, pairs = torch.stack(found).sum(0).tolist() if found else (0, 0)
+        differing, pairs = sum_over_ranks(torch.stack(found).sum(0).tolist() if found else (0, 0))
         recorder.mean("routing/differs", differing, pairs)
         if differing > limit * pairs:
             share = f"for {differing / pairs:.0%} of tokens and layers the generator chose other experts"

@@ -260,6 +260,7 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
     Between the layers' blocks each rank has a part of the tokens (`sequence.cut_tokens`).
     """
     base: Any = model.base_model
+    frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
     plan = plan_of(model.config)
     planned = {
         name: style
@@ -283,6 +284,8 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
         parallelize_module(head, axis, ColwiseParallel())  # only its weight is used, see `head.likelihood`
         if base.embed_tokens is not None and model.config.tie_word_embeddings:
             head.weight = base.embed_tokens.weight
+    for name in frozen:  # torch's SequenceParallel makes weights of norms trainable
+        model.get_parameter(name).requires_grad_(requires_grad=False)
 
 
 def impossible_sizes(

@@ -21,7 +21,7 @@ from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.data.instructions import set_chat_template
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import ConfigError, TrainerError
-from rlhf_trainer.expert_rows import ROUTED, expert_count
+from rlhf_trainer.expert_rows import REPLAYED, ROUTED, expert_count
 from rlhf_trainer.hub import HUB
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.ops.running import RunningMoments
@@ -105,11 +105,12 @@ class WorkerSetting:
     def must_replay_routing(self) -> bool:
         """Whether the job replays the routing of its actor, this model: if it may, and the model has experts.
 
-        ConfigError if the manifest asks for it, but the model is dense.
+        ConfigError if the manifest asks for it, but the model is dense, or its routers are not known.
         """
         has_experts = self.job.may_replay_routing and expert_count(self.config()) > 0
-        if self.replays_routing and not has_experts:
-            raise ConfigError(f"{self.job.name}: spec.rollout.routing: is Replay, but {self.folder} has no experts")
+        if self.replays_routing and not (has_experts and self.config().model_type in REPLAYED):
+            missing = "routers that the trainer knows" if has_experts else "experts"
+            raise ConfigError(f"{self.job.name}: spec.rollout.routing: is Replay, but {self.folder} has no {missing}")
         return has_experts
 
     def end_tokens(self, tokenizer: PreTrainedTokenizerBase) -> EndTokens:
