@@ -15,7 +15,13 @@ LLAMA_70B = Case(
     shape="Llama-3-70B", ranks=64, layout={"tensor": 8}, tensor_generation=8, rows=2, micro_batch_tokens=4096
 )
 SMALL_MIXTURE = Case(
-    shape="Qwen3-30B-A3B", ranks=16, algorithm="GRPO", layout={"expert": 8}, tensor_generation=1, scored_by_model=False
+    shape="Qwen3-30B-A3B",
+    ranks=16,
+    algorithm="GRPO",
+    layout={"expert": 8},
+    tensor_generation=1,
+    scored_by_model=False,
+    reshards=False,
 )
 LARGE_MIXTURE = replace(SMALL_MIXTURE, shape="Qwen3-235B-A22B", ranks=128)
 IN_HOST = replace(LLAMA_8B, ranks=1, rows=8, offload="OptimizerInHost")

@@ -69,6 +69,8 @@ class Case:
     training: Mapping[str, Any] = field(default_factory=dict)
     """More of `spec.training`."""
     offload_frozen: str = "None"
+    reshards: bool = True
+    """Whether the generator shares these GPUs; False: it has others, and nothing of it is counted."""
 
     @property
     def sizes(self) -> ParallelSizes:
@@ -221,9 +223,10 @@ def _step(workers: Mapping[str, Any], case: Case, live: LiveBytes) -> None:
         if added:
             assert not any(each.is_meta or type(each) is not Tensor for each in added.values()), added
 
-    with live.measured("reshard"):
-        actor.reshard()
-        gc.collect()
+    if case.reshards:
+        with live.measured("reshard"):
+            actor.reshard()
+            gc.collect()
     call("actor scores", "actor", "compute_log_prob")
     call("reference scores", "reference", "compute_log_prob")
     call("reward scores", "reward", "compute_reward")
