@@ -100,6 +100,7 @@ def measure(case: Case, folder: Path) -> LiveBytes:
 def prepared(case: Case, folder: Path) -> tuple[Job, dict[str, str]]:
     """The job of a case, and the folders of its language model and its reward model."""
     config = copy.deepcopy(SHAPES[case.shape])
+    config.max_position_embeddings = max(config.max_position_embeddings, case.prompt + case.response)
     if case.layers:
         kinds = getattr(config, "layer_types", None)
         config.num_hidden_layers, config.layer_types = case.layers, kinds and kinds[: case.layers]
@@ -141,7 +142,7 @@ def manifest(case: Case, folders: Mapping[str, str]) -> dict[str, Any]:
     }
     if case.algorithm == "PPO":
         models["critic"] = {"uri": f"file://{folders['reward']}", **trained}
-    group = 1 if case.algorithm == "PPO" else 8
+    group = 1 if case.algorithm == "PPO" else min(8, case.rows * case.sizes.data)
     spec = {
         "algorithm": {"name": case.algorithm, "kl": {"coefficient": 0.1}},
         "models": models,
