@@ -15,9 +15,35 @@ LLAMA_70B = Case(
     shape="Llama-3-70B", ranks=64, layout={"tensor": 8}, tensor_generation=8, rows=2, micro_batch_tokens=4096
 )
 SMALL_MIXTURE = Case(
-    shape="Qwen3-30B-A3B", ranks=16, algorithm="GRPO", layout={"expert": 8}, tensor_generation=1, scored_by_model=False
+    shape="Qwen3-30B-A3B",
+    ranks=16,
+    algorithm="GRPO",
+    layout={"expert": 8},
+    tensor_generation=1,
+    scored_by_model=False,
+    reshards=False,
 )
 LARGE_MIXTURE = replace(SMALL_MIXTURE, shape="Qwen3-235B-A22B", ranks=128)
+LONG_8B = Case(
+    shape="Qwen3-8B",
+    ranks=8,
+    algorithm="GRPO",
+    layout={"context": 8},
+    rows=2,
+    prompt=1024,
+    response=131072 - 1024,
+    micro_batch_tokens=16384,
+    scored_by_model=False,
+)
+LONG_70B = replace(
+    LONG_8B,
+    shape="Llama-3-70B",
+    ranks=64,
+    layout={"tensor": 8, "context": 8},
+    tensor_generation=8,
+    response=65536 - 1024,
+    micro_batch_tokens=8192,
+)
 IN_HOST = replace(LLAMA_8B, ranks=1, rows=8, offload="OptimizerInHost")
 
 ALONE: Mapping[str, Case] = {
@@ -74,5 +100,9 @@ CASES: Mapping[str, Case] = {
     "four-layers-of-qwen3-30b-a3b-32k": replace(SMALL_MIXTURE, layers=4, rows=16, micro_batch_tokens=32768),
     "four-layers-of-qwen3-235b-a22b": replace(LARGE_MIXTURE, layers=4),
     "qwen3-235b-a22b-128": LARGE_MIXTURE,
+    "qwen3-8b-8-131k": LONG_8B,
+    "four-layers-of-qwen3-8b-131k": replace(LONG_8B, layers=4),
+    "llama-3-70b-64-65k": LONG_70B,
+    "four-layers-of-llama-3-70b-65k": replace(LONG_70B, layers=4),
     "rehearsal": Case(shape="Qwen2.5-0.5B", ranks=1, algorithm="GRPO", layers=2, rows=8, prompt=16, response=16),
 }

@@ -36,6 +36,8 @@ COUNTED_BYTES = 2**20
 """The least of a real tensor on the host that is counted."""
 META = "meta"
 _READS = torch.ops.aten._local_scalar_dense.default
+NOT_ON_HOST = ("c10d", "_c10d", "fsdp", "aten::histc")
+"""Beginnings of the names of operations that are only faked: torch counts whole numbers on a GPU alone."""
 
 
 class _Stream:
@@ -159,9 +161,7 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _on_host(self, func: Any, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
         """What the operation gives on the host; None where the value of a tensor is not known."""
         values = [_known(each) for each in tensors]
-        if any(value is None or value.is_meta for value in values) or func._schema.name.startswith(
-            ("c10d", "_c10d", "fsdp")
-        ):
+        if any(value is None or value.is_meta for value in values) or func._schema.name.startswith(NOT_ON_HOST):
             return None
         if not tensors and _elements(func, args) > KNOWN_ELEMENTS:
             return None
@@ -296,10 +296,22 @@ def _vote_of_another_stage(args: Any) -> None:
             value.fill_(1)
 
 
+def _exchange_counts(args: Any) -> None:
+    """Each rank sends this one what it sends itself. Only numbers of tokens are known that far."""
+    arriving, sent = _known(args[0]), _known(args[1])
+    if arriving is None or sent is None or arriving.shape != sent.shape:
+        tree_map_only(FakeTensor, _forget, args[0])
+        return
+    group = dist.ProcessGroup.unbox(args[2])
+    own = sent.chunk(group.size())[group.rank()]
+    arriving.copy_(own.repeat(group.size(), *[1] * (own.dim() - 1)))
+
+
 _COLLECTIVES: Mapping[Any, Callable[[Any], None]] = {
     torch.ops.c10d.allreduce_.default: _sum_over_ranks,
     torch.ops.c10d.recv_.default: _vote_of_another_stage,
     torch.ops.c10d._allgather_base_.default: lambda args: _gather_from_ranks([args[0]], args[1]),
+    torch.ops.c10d.alltoall_base_.default: _exchange_counts,
     torch.ops.c10d.allgather_.default: lambda args: _gather_from_ranks(args[0][0], args[1][0]),
 }
 """The collectives of small tensors whose values the product reads."""

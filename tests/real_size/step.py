@@ -69,6 +69,8 @@ class Case:
     training: Mapping[str, Any] = field(default_factory=dict)
     """More of `spec.training`."""
     offload_frozen: str = "None"
+    reshards: bool = True
+    """Whether the generator shares these GPUs; False: it has others, and nothing of it is counted."""
 
     @property
     def sizes(self) -> ParallelSizes:
@@ -98,6 +100,7 @@ def measure(case: Case, folder: Path) -> LiveBytes:
 def prepared(case: Case, folder: Path) -> tuple[Job, dict[str, str]]:
     """The job of a case, and the folders of its language model and its reward model."""
     config = copy.deepcopy(SHAPES[case.shape])
+    config.max_position_embeddings = max(config.max_position_embeddings, case.prompt + case.response)
     if case.layers:
         kinds = getattr(config, "layer_types", None)
         config.num_hidden_layers, config.layer_types = case.layers, kinds and kinds[: case.layers]
@@ -139,7 +142,7 @@ def manifest(case: Case, folders: Mapping[str, str]) -> dict[str, Any]:
     }
     if case.algorithm == "PPO":
         models["critic"] = {"uri": f"file://{folders['reward']}", **trained}
-    group = 1 if case.algorithm == "PPO" else 8
+    group = 1 if case.algorithm == "PPO" else min(8, case.rows * case.sizes.data)
     spec = {
         "algorithm": {"name": case.algorithm, "kl": {"coefficient": 0.1}},
         "models": models,
@@ -221,9 +224,10 @@ def _step(workers: Mapping[str, Any], case: Case, live: LiveBytes) -> None:
         if added:
             assert not any(each.is_meta or type(each) is not Tensor for each in added.values()), added
 
-    with live.measured("reshard"):
-        actor.reshard()
-        gc.collect()
+    if case.reshards:
+        with live.measured("reshard"):
+            actor.reshard()
+            gc.collect()
     call("actor scores", "actor", "compute_log_prob")
     call("reference scores", "reference", "compute_log_prob")
     call("reward scores", "reward", "compute_reward")

@@ -86,8 +86,10 @@ def said(case: Case) -> dict[str, float]:
         for role, model in shapes.items()
     )
     held = states / case.ranks
-    tokens, longest = min(case.rows * (case.prompt + case.response), case.micro_batch_tokens), case.micro_batch_tokens
-    several = case.rows * (case.prompt + case.response) > case.micro_batch_tokens
+    row = case.prompt + case.response
+    longest = max(case.micro_batch_tokens, row // sizes.context)
+    tokens = min(case.rows * row // sizes.context, longest)
+    several = case.rows * row > case.micro_batch_tokens * sizes.context
     how = memory.Update(recomputes=case.recompute, accumulates=several, gpu_memory=GPU_BYTES)
     (nodes,) = cluster_of(("h100-80g", max(case.ranks // 8, 1), 8)).groups
     generator = Layouts(np.array(1.0), np.array(float(case.tensor_generation)), np.array(1.0))

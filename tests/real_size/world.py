@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from rlhf_trainer.stored_tensors import LocalFile
-from rlhf_trainer.training import distributed, optimizer, sharding
+from rlhf_trainer.training import distributed, experts, optimizer, sharding
 from tests.real_size.fake_gpu import fake_gpu
 from tests.real_size.live_bytes import GPU, HOST, LiveBytes
 from tests.real_size.shapes import GPU_BYTES
@@ -41,6 +41,7 @@ def rank_of_world(ranks: int, live: LiveBytes, *, rank: int = 0) -> Iterator[Non
             patch.object(sharding, "fully_shard", _sharded),
             patch.object(optimizer, "device_memory", lambda: GPU_BYTES),
             patch.object(LocalFile, "read", _read),
+            patch.object(experts, "tokens_by_expert", _balanced),
             torch.autograd.set_multithreading_enabled(False),
         ):
             yield
@@ -48,6 +49,12 @@ def rank_of_world(ranks: int, live: LiveBytes, *, rank: int = 0) -> Iterator[Non
         torch.autograd.set_multithreading_enabled(threads)
         distributed.device_here.__code__ = real
         dist.destroy_process_group()
+
+
+def _balanced(chosen: Tensor, experts: int) -> Tensor:
+    """As many tokens for each expert: what a router chooses is not known here."""
+    each, rest = divmod(chosen.numel(), experts)
+    return torch.tensor([each + (number < rest) for number in range(experts)], device=chosen.device)
 
 
 def _read(file: LocalFile, name: str, index: tuple[slice, ...]) -> Tensor:

@@ -71,8 +71,16 @@ class Layouts:
 
     def layer_parameters(self, model: Architecture) -> Numbers:
         """Return the number of parameters of a layer that a rank computes with."""
-        dense = model.layer_parameters - model.expert_parameters
-        return dense / self.t + model.expert_parameters / self.of_experts.t
+        return (model.layer_parameters - model.expert_parameters) / self.t + self.own_experts(model)
+
+    def own_experts(self, model: Architecture) -> Numbers:
+        """Return the number of parameters of a layer's experts that a rank computes with."""
+        return model.expert_parameters / self.of_experts.t
+
+    @property
+    def gathers_experts(self) -> NDArray[np.bool_] | bool:
+        """Whether FSDP gathers a layer's experts apart from its other weights (`ParallelSizes.cuts_experts`)."""
+        return False if self.e is None else np.greater(self.e, 1.0) | np.greater(self.t, 1.0)
 
 
 @dataclass(frozen=True)

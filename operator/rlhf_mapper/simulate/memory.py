@@ -150,7 +150,8 @@ def updating(
     busy = layer.backward_peak(software).on(model, layouts)
     for stage in _stages(model, software, layouts, longest):
         gradients = _gradients(stage, software, layouts, how)
-        busy_with = stage.root + 2 * stage.layer + stage.head
+        busy_with = stage.root + 2 * stage.layer - stage.experts + stage.head
+        of_others = gradients.in_sum * (1 - stage.experts / np.maximum(stage.layer, 1.0))
         # the head's gradient in float32, beside a chunk of logits and then its copy in the compute type
         at_head = (
             gradients.waiting + stage.root + stage.layer + ratio * stage.head + np.maximum(stage.chunk, stage.head)
@@ -158,11 +159,14 @@ def updating(
         of_root = (1 + ratio + ratio / layouts.shards) * stage.root + ratio * stage.layer
         each, again = (inputs, of_layer) if how.recomputes else (of_layer, 0 * of_layer)
         alive = stage.in_flight * layers * each
-        summed = np.maximum(gradients.waiting, gradients.shards) + gradients.in_sum
+        left = np.maximum(gradients.waiting, gradients.shards)
         found += [
             Moment(gradients.waiting + busy_with, alive + again + busy),
-            Moment(gradients.waiting + gradients.in_sum + busy_with, alive - each + again + busy),
-            Moment(summed + busy_with, inputs + of_layer + busy),
+            Moment(gradients.waiting + of_others + busy_with, alive - each + again + busy),
+            Moment(left + of_others + busy_with, inputs + of_layer + busy),
+            # experts whose gradients are in the sum have no activations any more
+            Moment(gradients.waiting + gradients.in_sum + busy_with, alive - each),
+            Moment(left + gradients.in_sum + busy_with, inputs),
             Moment(at_head, alive + stage.of_a_token),
             Moment(gradients.shards + gradients.of_root + of_root, 0 * busy),
         ]
@@ -178,6 +182,8 @@ class _Stage:
     head: Numbers
     """Bytes of the output head's weight, whose gradient waits for the embedding's."""
     layer: Numbers
+    experts: Numbers
+    """Part of `layer` for experts that are gathered apart, those of one layer at a time in a backward pass."""
     layers: Numbers
     """Bytes of the weights of all layers that are gathered one by one."""
     shards: Numbers
@@ -210,6 +216,7 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
                 root=np.where(large, root, root + layers),
                 head=head * has_head,
                 layer=one * large,
+                experts=layouts.own_experts(model) * size * layouts.gathers_experts * large,
                 layers=layers * large,
                 shards=model.layer_parameters * size / layouts.t * np.ceil(model.layers / layouts.p) * large,
                 has_head=has_head,
