@@ -11,11 +11,14 @@ from rlhf_api.job import Job
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import CONTEXTS
 from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, merged
+from rlhf_mapper.mapping import Infeasible
 
 Fits = Callable[[Job, Cluster], bool]
 """Function that tells whether there is a mapping of a job onto a cluster."""
 HOST_MEMORY = range(16, 4097, 16)
 """Gigabytes of host memory for each GPU that are tried as a remedy."""
+LACKING = range(1, 4097)
+"""Gigabytes that a slot of a pool made by hand may lack."""
 ADAPTER_RANK = 16
 """Rank of the adapters that are tried as a remedy."""
 
@@ -26,6 +29,22 @@ def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     return tuple(
         remedy for search in (*of_memory, _full_precision, _larger_batch) for remedy in search(job, cluster, fits)
     )
+
+
+def explained_by_hand(refused: Infeasible, job: Job, cluster: Cluster, fits: Fits) -> Infeasible:
+    """Return the refusal of pools made by hand with the memory that each slot lacks, and with remedies."""
+
+    def would_do(gigabytes: int) -> bool:
+        gpus = (replace(each.gpu, memory=each.gpu.memory + gigabytes * GB) for each in cluster.groups)
+        return fits(job, Cluster(tuple(replace(each, gpu=gpu) for each, gpu in zip(cluster.groups, gpus, strict=True))))
+
+    lacks = LACKING[bisect_left(LACKING, True, key=would_do)] if would_do(LACKING[-1]) else 0
+    reason = refused.reason + f": each lacks {lacks} GB" * bool(lacks)
+    searched = job.spec.placement.model_copy(update={"mode": "Auto", "pools": ()})
+    is_enough = fits(job.model_copy(update={"spec": job.spec.model_copy(update={"placement": searched})}), cluster)
+    options = (*remedies_of(job, cluster, fits), *["spec.placement.mode: Auto, without pools"] * is_enough)
+    slots = sum(pool.nodes * pool.slots_per_node for pool in job.spec.placement.pools)
+    return replace(refused, reason=reason, short_bytes=lacks * GB * slots, options=options)
 
 
 def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
@@ -59,6 +78,8 @@ def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 def _adapter(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of a small adapter for the models that are trained whole, if the job would fit so."""
     whole = dict.fromkeys(job.spec.models.field(role) for role in job.trained() if not job.models()[role].lora)
+    if any("reference" in pool.models for pool in job.spec.placement.pools):  # it would be the actor
+        return
     lora = {"rank": ADAPTER_RANK, "alpha": 2 * ADAPTER_RANK}
     if whole and fits(_with_models(job, {field: {"lora": lora} for field in whole}), cluster):
         yield " and ".join(f"spec.models.{field}.lora: {{rank: {ADAPTER_RANK}}}" for field in whole)

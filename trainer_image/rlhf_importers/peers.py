@@ -73,6 +73,8 @@ def _features(job: Job, mapping: DeviceMapping) -> set[str]:
         "in_host": "OptimizerInHost" in offloads and not is_cut,
         "apart": any(sizes.context * sizes.expert > 1 for sizes in mapping.sizes.values()),
         "critic": "critic" in models,
+        "cut_critic": is_cut and "critic" in models,
+        "cut_reward": is_cut and "reward" in models and "reward" not in job.trained(),
         "reward": "reward" in models and "reward" not in job.trained(),
         "verifier": job.has_reward and "reward" not in models,
         "recompute": any(model.recomputes for model in predicted),
@@ -101,6 +103,7 @@ def _facts(job: Job, mapping: DeviceMapping) -> dict[str, Any]:
     uris = [source.uri for source in data.train.sources("").values() if isinstance(source, DataSource)]
     names = {"model": _place(job.models()[role].uri), "data": _place(uris[0] if uris else "YOUR_DATA")}
     objects = {"spec": job.spec, "pool": pool, "sizes": mapping.sizes[role], "lora": job.models()[role].lora}
+    objects |= {other: mapping.sizes.get(other, mapping.sizes[role]) for other in ("reference", "critic")}
     share, engines = mapping.prediction.gpu_memory_utilization, pool.size // mapping.sizes[role].generation_tensor
     return {**numbers, **names, **objects, "share": share, "engines": engines}
 

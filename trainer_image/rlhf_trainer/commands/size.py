@@ -13,13 +13,12 @@ from rich.table import Table
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
 from rlhf_importers.peers import commands_of
-from rlhf_mapper.hardware import Cluster
 from rlhf_planning.asked_model import AskedModel, model_of, size_in_words
 from rlhf_planning.job_plan import notes_of
 from rlhf_planning.mapping_text import COLUMNS, Prose, printing
-from rlhf_planning.market import Market, usual_nodes
+from rlhf_planning.market import Market
 from rlhf_planning.sized_job import Training, document_of, placed_document, seconds_of, shapes_of
-from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, size_job, wanted_gpus
+from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, nodes_for, size_job, wanted_gpus
 from rlhf_planning.timeline import interval_text, plain
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run_folder.folder import writing
@@ -80,7 +79,7 @@ def _title(model: AskedModel, job: Job, mean: int, sizing: Sizing) -> str:
     same = ", ".join(each for each in job.models() if each not in ("actor", "reference", role))
     lora = job.models()[role].lora
     return (
-        f"{spec.algorithm.name} of {model.shape.get('name') or model.uri.rpartition('/')[2]}, "
+        f"{spec.algorithm.name} of {model.name}, "
         f"{size_in_words(model.architecture)}{f', LoRA of rank {lora.rank}' if lora else ''}: "
         f"{spec.training.total_steps:,} steps of {work}; prompts of {spec.data.max_prompt_tokens:,} tokens, "
         f"responses of at most {spec.data.max_response_tokens:,}{counted}."
@@ -172,7 +171,10 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
         yield f"  Instances: {f'{row.nodes} of ' * (row.nodes > 1)}{', '.join(names)}{more}."
     if (small := sizing.smallest) and small is not row:
         yield f"Smallest that fits: {name_of(small)}, {_work(small)}{f'; {small.tight}' * bool(small.tight)}."
-    yield from notes_of(row.mapping, Cluster((usual_nodes(row.gpu, row.gpus),)), shapes_of(job))
+    rows, shapes = dict.fromkeys([row, *sizing.rows, small or row]), shapes_of(job)
+    yield from dict.fromkeys(
+        note for each in rows for note in notes_of(each.mapping, nodes_for(job, each.gpu, each.gpus), shapes)
+    )
     source = market.offer(row.gpu).source
     yield (
         f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. Intervals: errors of a fit on "
