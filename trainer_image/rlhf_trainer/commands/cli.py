@@ -193,14 +193,18 @@ def plan(
 ) -> None:
     """Say where the models of a manifest would live, how they would be sharded, and what a step would take."""
     from rlhf_planning.machines import requested_cluster
-    from rlhf_trainer.commands.plan import choose, plans_of, print_plans  # numpy: time that `validate` does not need
+    from rlhf_trainer.commands.idle_sets import print_idle_sets
+    from rlhf_trainer.commands.plan import JobPlan, choose, plans_of, print_plans  # numpy: `validate` needs it not
 
-    jobs = jobs_of(file, sets, output)
-    chosen = choose(jobs, only=job, in_json=in_json, graph=graph, svg=svg)
-    cluster = requested_cluster(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=inventory)
-    folder = run_folder(file, output)
-    lengths = {"responses": response_tokens, "prompts": prompt_tokens}
-    plans = plans_of(chosen, jobs, folder, cluster, objective=objective, calibrate=calibrate or (), **lengths)
+    def plans_with(sets: Sequence[str] | None) -> list[JobPlan]:
+        jobs = jobs_of(file, sets, output)
+        chosen = choose(jobs, only=job, in_json=in_json, graph=graph, svg=svg)
+        cluster = requested_cluster(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=inventory)
+        known = {"responses": response_tokens, "prompts": prompt_tokens, "objective": objective}
+        return plans_of(chosen, jobs, run_folder(file, output), cluster, calibrate=calibrate or (), **known)
+
+    plans = plans_with(sets)
+    print_idle_sets(sets, lambda kept: [each.answer for each in (plans if kept is sets else plans_with(kept))])
     print_plans(plans, in_json=in_json, graph=graph, svg=svg)
 
 

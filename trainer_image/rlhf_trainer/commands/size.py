@@ -20,6 +20,7 @@ from rlhf_planning.market import Market
 from rlhf_planning.sized_job import Training, document_of, placed_document, seconds_of, shapes_of
 from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, nodes_for, size_job, wanted_gpus
 from rlhf_planning.timeline import interval_text, plain
+from rlhf_trainer.commands.idle_sets import print_idle_sets
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run_folder.folder import writing
 
@@ -46,6 +47,17 @@ def size_and_print(
     job = Job.parse(document)
     sizing = size_job(job, wanted, market, limits, training.lengths())
     files, title = _files(document, sizing), _title(model, job, training.mean, sizing)
+
+    def answer_of(sets: Sequence[str]) -> object:
+        other = Job.parse(document_of(model, training._replace(sets=sets)))
+        found = size_job(other, wanted, market, limits, training.lengths())
+        return (
+            found.as_json(),
+            _title(model, other, training.mean, found),
+            [*sentences_of(found, other, market, limits)],
+        )
+
+    print_idle_sets(training.sets, answer_of)
     if output:
         with writing(output):
             output.mkdir(parents=True, exist_ok=True)
