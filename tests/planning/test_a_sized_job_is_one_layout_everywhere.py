@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf_api.files import load
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_importers.command import convert
+from rlhf_importers.peers import commands_of
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_planning.job_plan import plan_job
@@ -66,6 +70,19 @@ def test_the_lines_of_others_are_imported_as_the_job(question: str, project: str
         assert training["totalSteps"] == job.spec.training.total_steps
     else:
         assert spec["data"]["train"]["limit"] == 128 * 200
+
+
+def test_verl_gets_each_model_its_own_sizes() -> None:
+    (job,) = load(answer("7b --algorithm PPO --gpus h100=8")["files"]["job.yaml"]["text"])
+    nodes = Cluster((usual_nodes("h100", 8),))
+    mapping = plan_job(job, nodes, shapes_of(job), device="GPU")
+    assert isinstance(mapping, DeviceMapping)
+    cut = {"reference": ParallelSizes(data=2, tensor=4), "critic": ParallelSizes(data=2, tensor=2, pipeline=2)}
+    text, remark = commands_of(job, replace(mapping, sizes={**mapping.sizes, **cut}))["verl"]
+    sizes = dict(re.findall(r"(\w+)\.megatron\.(?:tensor|pipeline)_model_parallel_size=(\d)", text)[::2])
+    assert sizes == {"actor": str(mapping.sizes["actor"].tensor), "ref": "4", "critic": "2"}
+    assert "critic.megatron.pipeline_model_parallel_size=2" in text
+    assert remark == "the reward's sizes are yours to set"
 
 
 def test_files_are_written_and_refusals_are_not(tmp_path: Path) -> None:
