@@ -1,13 +1,14 @@
 """Remedies for a job that fits nowhere: larger GPUs, host memory, recomputed layers, rows over ranks, another batch."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import CONTEXTS
 from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, merged
@@ -35,8 +36,10 @@ def explained_by_hand(refused: Infeasible, job: Job, cluster: Cluster, fits: Fit
     """Return the refusal of pools made by hand with the memory that each slot lacks, and with remedies."""
 
     def would_do(gigabytes: int) -> bool:
-        gpus = (replace(each.gpu, memory=each.gpu.memory + gigabytes * GB) for each in cluster.groups)
-        return fits(job, Cluster(tuple(replace(each, gpu=gpu) for each, gpu in zip(cluster.groups, gpus, strict=True))))
+        larger = (replace(each.gpu, memory=each.gpu.memory + gigabytes * GB) for each in cluster.groups)
+        return fits(
+            job, Cluster(tuple(replace(each, gpu=gpu) for each, gpu in zip(cluster.groups, larger, strict=True)))
+        )
 
     lacks = LACKING[bisect_left(LACKING, True, key=would_do)] if would_do(LACKING[-1]) else 0
     reason = refused.reason + f": each lacks {lacks} GB" * bool(lacks)
@@ -57,8 +60,7 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     larger = sorted(suits, key=lambda gpu: round(gpu.memory / GB))
 
     def would_do(gpu: Gpu) -> bool:
-        nodes = (replace(group, gpu=gpu, link_bandwidth=None) for group in cluster.groups)
-        return fits(job, Cluster(merged(nodes)))
+        return fits(job, Cluster(merged(replace(group, gpu=gpu, link_bandwidth=None) for group in cluster.groups)))
 
     place = bisect_left(larger, True, key=would_do)
     yield from (f"{cluster.gpus} x {gpu.name}" for gpu in larger[place : place + 1])
@@ -77,21 +79,17 @@ def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 
 def _adapter(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of a small adapter for the models that are trained whole, if the job would fit so."""
-    whole = dict.fromkeys(job.spec.models.field(role) for role in job.trained() if not job.models()[role].lora)
-    if any("reference" in pool.models for pool in job.spec.placement.pools):  # it would be the actor
-        return
-    lora = {"rank": ADAPTER_RANK, "alpha": 2 * ADAPTER_RANK}
-    if whole and fits(_with_models(job, {field: {"lora": lora} for field in whole}), cluster):
-        yield " and ".join(f"spec.models.{field}.lora: {{rank: {ADAPTER_RANK}}}" for field in whole)
+    whole = [role for role in job.trained() if not job.models()[role].lora]
+    if not any("reference" in pool.models for pool in job.spec.placement.pools):  # it would be the actor
+        lora = {"rank": ADAPTER_RANK, "alpha": 2 * ADAPTER_RANK}
+        yield from _changed(job, cluster, fits, whole, {"lora": lora}, f"lora: {{rank: {ADAPTER_RANK}}}")
 
 
 def _optimizer_in_host(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of optimizers in host memory, where the manifest asks for another offload, if that would do."""
-    trained = dict.fromkeys(job.spec.models.field(role) for role in job.trained())
-    changed = _with_models(job, {field: {"offload": "OptimizerInHost"} for field in trained})
-    asks_otherwise = any(job.models()[role].offload not in ("None", "OptimizerInHost") for role in job.trained())
-    if asks_otherwise and fits(changed, cluster):
-        yield " and ".join(f"spec.models.{field}.offload: OptimizerInHost" for field in trained)
+    if any(job.models()[role].offload not in ("None", "OptimizerInHost") for role in job.trained()):
+        change = {"offload": "OptimizerInHost"}
+        yield from _changed(job, cluster, fits, job.trained(), change, "offload: OptimizerInHost")
 
 
 def _full_precision(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
@@ -105,10 +103,16 @@ def _full_precision(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of gradient checkpointing for models whose manifest turns it off, if the job would fit so."""
     kept = [role for role in job.trained() if job.models()[role].gradient_checkpointing is False]
-    fields = dict.fromkeys(job.spec.models.field(role) for role in kept)
-    again = _with_models(job, {field: {"gradientCheckpointing": True} for field in fields})
-    if fields and fits(again, cluster):
-        yield " and ".join(f"spec.models.{field}.gradientCheckpointing: true" for field in fields)
+    yield from _changed(job, cluster, fits, kept, {"gradientCheckpointing": True}, "gradientCheckpointing: true")
+
+
+def _changed(
+    job: Job, cluster: Cluster, fits: Fits, roles: Iterable[Role], change: Mapping[str, Any], words: str
+) -> Iterator[str]:
+    """Yield the remedy of a change of some models, if there are any and the job would fit so."""
+    fields = dict.fromkeys(job.spec.models.field(role) for role in roles)
+    if fields and fits(_with_models(job, dict.fromkeys(fields, change)), cluster):
+        yield " and ".join(f"spec.models.{field}.{words}" for field in fields)
 
 
 def _rows_over_ranks(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:

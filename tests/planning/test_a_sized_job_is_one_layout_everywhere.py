@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf_api.files import load
-from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_importers.command import convert
-from rlhf_importers.peers import commands_of
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_planning.job_plan import plan_job
@@ -73,16 +69,17 @@ def test_the_lines_of_others_are_imported_as_the_job(question: str, project: str
 
 
 def test_verl_gets_each_model_its_own_sizes() -> None:
-    (job,) = load(answer("7b --algorithm PPO --gpus h100=8")["files"]["job.yaml"]["text"])
-    nodes = Cluster((usual_nodes("h100", 8),))
-    mapping = plan_job(job, nodes, shapes_of(job), device="GPU")
+    found = answer("8b --algorithm PPO --gpus h100=4")["files"]
+    (job,) = load(found["job.yaml"]["text"])
+    mapping = plan_job(job, Cluster((usual_nodes("h100", 4),)), shapes_of(job), device="GPU")
     assert isinstance(mapping, DeviceMapping)
-    cut = {"reference": ParallelSizes(data=2, tensor=4), "critic": ParallelSizes(data=2, tensor=2, pipeline=2)}
-    text, remark = commands_of(job, replace(mapping, sizes={**mapping.sizes, **cut}))["verl"]
-    sizes = dict(re.findall(r"(\w+)\.megatron\.(?:tensor|pipeline)_model_parallel_size=(\d)", text)[::2])
-    assert sizes == {"actor": str(mapping.sizes["actor"].tensor), "ref": "4", "critic": "2"}
-    assert "critic.megatron.pipeline_model_parallel_size=2" in text
-    assert remark == "the reward's sizes are yours to set"
+    of_verl = {"actor": "actor_rollout_ref.actor", "reference": "actor_rollout_ref.ref", "critic": "critic"}
+    for role, name in of_verl.items():
+        for size in ("tensor", "pipeline"):
+            option = f" {name}.megatron.{size}_model_parallel_size={getattr(mapping.sizes[role], size)} "
+            assert option in found["verl.sh"]["text"].replace("\n", " ") + " "
+    assert len({mapping.sizes[role].tensor for role in of_verl}) > 1
+    assert found["verl.sh"]["remark"] == "the reward's sizes are yours to set"
 
 
 def test_files_are_written_and_refusals_are_not(tmp_path: Path) -> None:

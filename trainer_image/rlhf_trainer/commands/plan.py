@@ -46,11 +46,6 @@ class JobPlan:
     checkpoints: str
 
     @property
-    def answer(self) -> object:
-        """All that is said of the job, to be compared."""
-        return self.mapping, self.notes, self.checkpoints
-
-    @property
     def title(self) -> str:
         return f"{self.job.name}, a step of {self.job.spec.algorithm.name}"
 

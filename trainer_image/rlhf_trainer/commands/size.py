@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,17 @@ from rich.table import Table
 
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
+from rlhf_api.problems import SpecError
 from rlhf_importers.peers import commands_of
 from rlhf_planning.asked_model import AskedModel, model_of, size_in_words
+from rlhf_planning.command_line import print_errors
 from rlhf_planning.job_plan import notes_of
 from rlhf_planning.mapping_text import COLUMNS, Prose, printing
 from rlhf_planning.market import Market
 from rlhf_planning.sized_job import Training, document_of, placed_document, seconds_of, shapes_of
 from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, nodes_for, size_job, wanted_gpus
 from rlhf_planning.timeline import interval_text, plain
-from rlhf_trainer.commands.idle_sets import print_idle_sets
-from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run_folder.folder import writing
 
 TIMES = ("--deadline", "--step-time")
@@ -43,20 +45,18 @@ def size_and_print(
     Raises EnvironmentProblem if the job fits on none of the asked hardware.
     """
     model, wanted = model_of(name), wanted_gpus(gpus)
-    document = document_of(model, training)
-    job = Job.parse(document)
-    sizing = size_job(job, wanted, market, limits, training.lengths())
-    files, title = _files(document, sizing), _title(model, job, training.mean, sizing)
+
+    def sized(sets: Sequence[str]) -> tuple[dict[str, Any], Job, Sizing]:
+        document = document_of(model, training._replace(sets=sets))
+        job = Job.parse(document)
+        return document, job, size_job(job, wanted, market, limits, training.lengths())
 
     def answer_of(sets: Sequence[str]) -> object:
-        other = Job.parse(document_of(model, training._replace(sets=sets)))
-        found = size_job(other, wanted, market, limits, training.lengths())
-        return (
-            found.as_json(),
-            _title(model, other, training.mean, found),
-            [*sentences_of(found, other, market, limits)],
-        )
+        _, job, found = sized(sets)
+        return found.as_json(), [*sentences_of(found, job, market, limits)]
 
+    document, job, sizing = sized(training.sets)
+    files, title = _files(document, sizing), _title(model, job, training.mean, sizing)
     print_idle_sets(training.sets, answer_of)
     if output:
         with writing(output):
@@ -74,6 +74,15 @@ def size_and_print(
         _draw(sizing, title, picture)
     if len(sizing.unfit) == len(wanted) and (wanted or not sizing.rows):
         raise EnvironmentProblem("; ".join(sizing.unfit) or "the job fits on none of the GPUs with a price")
+
+
+def print_idle_sets(sets: Sequence[str], answer_of: Callable[[Sequence[str]], object]) -> None:
+    """Print to stderr each argument of `--set` without which the answer is the same."""
+    whole = answer_of(sets) if sets else None
+    for place, text in enumerate(sets):
+        with suppress(SpecError, TrainerError):  # the others need it
+            if answer_of([*sets[:place], *sets[place + 1 :]]) == whole:
+                print_errors([f"--set {text} changes nothing of this answer"])
 
 
 def limits_of(budget: float, deadline: str, step: str) -> Limits:

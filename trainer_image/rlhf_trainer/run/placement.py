@@ -116,12 +116,10 @@ def _other_numbers(slots: int, seconds: Mapping[int, float]) -> str:
     """Return a clause on how long the steps take on other numbers of slots; seconds: predicted, by number."""
     if not seconds[1]:
         return "the number of steps is not known yet"
-    others = {count: each / seconds[slots] for count, each in seconds.items() if count != slots}
-    if not others:
-        return "no other number divides the cores and all batches and has memory for each slot"
-    words = ", ".join(f"{ratio:.2f} times as long on {slots_text(count, 'CPU')}" for count, ratio in others.items())
-    close = f"; a gain of less than {ERROR:.0%} does not count" * (min(others.values()) < 1)
-    return f"all steps are predicted to take {words}{close}"
+    ratios = [(slots_text(count, "CPU"), each / seconds[slots]) for count, each in seconds.items() if count != slots]
+    words = ", ".join(f"{ratio:.2f} times as long on {number}" for number, ratio in ratios)
+    close = f"; a gain of less than {ERROR:.0%} does not count" * (min(seconds.values()) < seconds[slots])
+    return f"all steps are predicted to take {words}{close}" if words else "no other number divides cores and batches"
 
 
 def _leaves_slots_open(job: Job) -> bool:
