@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlhf_api.job import Job
-from rlhf_api.names import Role
+from rlhf_api.names import Role, slots_text
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
-from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup, slots_text
+from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.node_uses import node_uses, nodes_of_pool, sizes_of_pools
 from rlhf_mapper.pools import PoolCosts, Simulated

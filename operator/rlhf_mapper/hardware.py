@@ -115,11 +115,6 @@ CPU_SLOT = replace(_TABLE["cpu-slot"], launch_seconds=20e-6)
 GPUS: Mapping[str, Gpu] = {**_TABLE, CPU_SLOT.name: CPU_SLOT}
 
 
-def slots_text(count: int, kind: str) -> str:
-    """Return a number of slots in words: `8 GPUs`, `1 CPU slot`; kind: the device, or the name of the GPU type."""
-    return f"{count} {'CPU slot' if kind in ('CPU', CPU_SLOT.name) else 'GPU'}{'s' * (count != 1)}"
-
-
 def gpu_of_product(product: str) -> Gpu | None:
     """Return the GPU table's row for a product name, or a share of the row for a slice (MIG); None if unknown.
 

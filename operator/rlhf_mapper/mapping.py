@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal, Self
 
-from rlhf_api.names import Role
+from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.hardware import slots_text
 
 Device = Literal["CPU", "GPU"]
 Stage = Literal["generation", "preparation", "training"]

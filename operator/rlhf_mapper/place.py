@@ -5,11 +5,10 @@ from itertools import chain
 
 from rlhf_api import status
 from rlhf_api.job import Job
-from rlhf_api.names import Role
+from rlhf_api.names import Role, slots_text
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.job_spec import Pool
 from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
-from rlhf_mapper.hardware import slots_text
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, MappedPool
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlhf_api.names import Role
+from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.coefficients import Software
-from rlhf_mapper.hardware import Gpu, slots_text
+from rlhf_mapper.hardware import Gpu
 from rlhf_mapper.intervals import error_kind, interval_of
 from rlhf_mapper.kernels import nearest
 from rlhf_mapper.mapping import STAGE_OF, STAGES, MappedPool, ModelPrediction, Phase, Prediction, Rejected, Stage

@@ -74,7 +74,7 @@ def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 
     if any(group.host < HOST_MEMORY[-1] * GB for group in cluster.groups) and would_do(HOST_MEMORY[-1]):
         least = HOST_MEMORY[bisect_left(HOST_MEMORY, True, key=would_do)]
-        yield f"{least} GB of host memory for each GPU (of a node: spec.runtime.worker.memory, or hostMemoryGB)"
+        yield f"{least} GB of host memory for each GPU (for all of a node: spec.runtime.worker.memory, or hostMemoryGB)"
 
 
 def _adapter(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:

@@ -10,9 +10,10 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import read_text
 from rlhf_api.job import Job
+from rlhf_api.names import slots_text
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.quantities import amount
-from rlhf_mapper.hardware import CPU_SLOT, Cluster, FoundGpu, Gpu, NodeGroup, figures_of, require_gpu, slots_text
+from rlhf_mapper.hardware import CPU_SLOT, Cluster, FoundGpu, Gpu, NodeGroup, figures_of, require_gpu
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_mapper.mapping import Device, DeviceMapping
 

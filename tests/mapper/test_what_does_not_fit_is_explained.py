@@ -19,7 +19,7 @@ from tests.mapper.oracles.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 SIZE = MODELS["70B"].parameters
-MORE_HOST = " GB of host memory for each GPU (of a node: spec.runtime.worker.memory, or hostMemoryGB)"
+MORE_HOST = " GB of host memory for each GPU (for all of a node: spec.runtime.worker.memory, or hostMemoryGB)"
 
 
 def room(gpu: str, gpus: int = 1) -> float:

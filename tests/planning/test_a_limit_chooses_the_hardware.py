@@ -119,9 +119,9 @@ def test_the_host_memory_of_worker_pods_is_counted() -> None:
     pods = "8b --gpus h100=1 --set runtime.worker.memory"
     told = ask(f"{pods}=64Gi", UNFIT)
     assert "half of the host memory, 34.4 GB, is too small" in told
-    least = told.partition(" GB of host memory for each GPU (of a node: spec.runtime.worker.memory")[0].rpartition(" ")[
-        2
-    ]
+    least = told.partition(" GB of host memory for each GPU (for all of a node: spec.runtime.worker.memory")[
+        0
+    ].rpartition(" ")[2]
     assert answer(f"{pods}={least}G")["chosen"]["gpus"] == 1
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from rlhf_api.job import Job
+from rlhf_api.names import slots_text
 from rlhf_api.status import MappedPlacement, Reserved, Status
-from rlhf_mapper.hardware import slots_text
 from rlhf_operator import conditions, failure, names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.map_job import MappingReason, MappingResult, map_job, still_fits

@@ -11,8 +11,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_api.names import POOL_RESOURCE
-from rlhf_mapper.hardware import slots_text
+from rlhf_api.names import POOL_RESOURCE, slots_text
 from rlhf_trainer.errors import EnvironmentProblem
 
 Device = Literal["CPU", "GPU"]

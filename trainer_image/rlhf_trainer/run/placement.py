@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
+from rlhf_api.names import slots_text
 from rlhf_api.problems import SpecError
 from rlhf_mapper.auto_map import predict
 from rlhf_mapper.config_file import made_from
 from rlhf_mapper.cpu_slots import ERROR, choose_slots
-from rlhf_mapper.hardware import slots_text
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_planning.job_plan import plan_job
