@@ -58,10 +58,7 @@ class Gpu:
 
     @classmethod
     def row(cls, name: str, product: str, *figures: float, source: str, network: float = USUAL_NETWORK) -> Self:
-        """Return a GPU type from the vendor's figures: GB, TFLOP/s in bf16 and in fp32, GB/s, and network in Gb/s.
-
-        figures: memory, bf16, fp32, memory bandwidth, link, host.
-        """
+        """Return a GPU type from the vendor's figures: GB, TFLOP/s in bf16 and in fp32, GB/s, and network in Gb/s."""
         memory, bf16, fp32, hbm, link, host = figures
         return cls(
             name=name,

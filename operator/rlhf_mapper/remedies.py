@@ -36,10 +36,8 @@ def explained_by_hand(refused: Infeasible, job: Job, cluster: Cluster, fits: Fit
     """Return the refusal of pools made by hand with the memory that each slot lacks, and with remedies."""
 
     def would_do(gigabytes: int) -> bool:
-        larger = (replace(each.gpu, memory=each.gpu.memory + gigabytes * GB) for each in cluster.groups)
-        return fits(
-            job, Cluster(tuple(replace(each, gpu=gpu) for each, gpu in zip(cluster.groups, larger, strict=True)))
-        )
+        larger = (replace(g, gpu=replace(g.gpu, memory=g.gpu.memory + gigabytes * GB)) for g in cluster.groups)
+        return fits(job, Cluster(tuple(larger)))
 
     lacks = LACKING[bisect_left(LACKING, True, key=would_do)] if would_do(LACKING[-1]) else 0
     reason = refused.reason + f": each lacks {lacks} GB" * bool(lacks)

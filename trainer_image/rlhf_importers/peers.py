@@ -91,11 +91,8 @@ def _facts(job: Job, mapping: DeviceMapping) -> dict[str, Any]:
     assert mapping.prediction, "the job was sized"
     data, training, pool, role = job.spec.data, job.spec.training, mapping.pools[0], job.saved
     tokens, micro_batch = data.max_prompt_tokens + data.max_response_tokens, mapping.prediction.models[role].micro_batch
-    rows, of_rank, steps = (
-        job.sequences_per_step,
-        max(job.sequences_per_step // pool.size, 1),
-        training.total_steps or 1,
-    )
+    rows, steps = job.sequences_per_step, training.total_steps or 1
+    of_rank = max(rows // pool.size, 1)
     micro_rows = next(size for size in range(min(micro_batch, of_rank), 0, -1) if of_rank % size == 0)
     numbers = {"tokens": tokens, "micro_tokens": micro_batch * tokens, "micro_rows": micro_rows, "rows": rows}
     numbers |= {"accumulation": of_rank // micro_rows, "steps": steps, "updates": steps * job.updates_per_step}
