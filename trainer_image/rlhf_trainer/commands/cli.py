@@ -203,8 +203,8 @@ def plan(
         known = {"responses": response_tokens, "prompts": prompt_tokens, "objective": objective}
         return plans_of(chosen, jobs, run_folder(file, output), cluster, calibrate=calibrate or (), **known)
 
-    print_idle_sets(sets or (), lambda kept: [(each.mapping, each.notes, each.prices) for each in plans_with(kept)])
     print_plans(plans_with(sets), in_json=in_json, graph=graph, svg=svg)
+    print_idle_sets(sets or (), lambda kept: [(each.mapping, each.notes, each.prices) for each in plans_with(kept)])
 
 
 declare_size(program)
