@@ -16,3 +16,8 @@ PoolRole = Literal[PlacedRole, "rollout"]
 """Roles that a manifest may list in a pool. `rollout`, a generator with the actor's weights, has a pool for itself."""
 Role = Literal[PoolRole, "cost_critic"]
 """Roles of all models. No manifest names `cost_critic`: it comes with SafeRLHF's critic, in the critic's pool."""
+
+
+def slots_text(count: int, kind: str) -> str:
+    """Return a number of slots in words: `8 GPUs`, `1 CPU slot`; kind: the device, or the name of the GPU type."""
+    return f"{count} {'CPU slot' if kind.lower().startswith('cpu') else 'GPU'}{'s' * (count != 1)}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlhf_api.job import Job
-from rlhf_api.names import Role
+from rlhf_api.names import Role, slots_text
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
@@ -149,9 +149,10 @@ def predict(
     task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses, prompts=prompts)
     taken = sum(pool.size for pool in placed.pools)
     if taken > cluster.gpus:
-        return Infeasible(reason=f"the pools of the manifest take {taken} GPUs, but there are {cluster.gpus}")
+        words = f"{slots_text(taken, placed.device)}, but the nodes have {cluster.gpus}"
+        return Infeasible(reason=f"the pools of the manifest take {words}")
     if (groups := _groups_of(placed.pools, cluster)) is None:
-        pools = " and ".join(f"{pool.size} slots for pool {pool.name}" for pool in placed.pools)
+        pools = " and ".join(f"{slots_text(pool.size, placed.device)} for pool {pool.name}" for pool in placed.pools)
         return Infeasible(reason=f"no node group has room for each of {pools}")
     nodes = [cluster.groups[group] for group in groups]
     if refused := _without_bf16(task, nodes):
@@ -162,7 +163,7 @@ def predict(
     )
     of_pools = [costs.seconds(*each) for each in sets]
     if full := [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]:
-        return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its GPUs")
+        return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its {placed.device} slots")
     stages, goal = np.max([costs.stages(*each) for each in sets], axis=0), task.goal()
     generation, preparation, training = goal.three(stages).tolist()
     found = Found(sets, float(goal.step(stages)), (generation, preparation, training))

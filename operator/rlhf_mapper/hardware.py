@@ -57,20 +57,9 @@ class Gpu:
     """Words of the product name besides memory and NEUTRAL words; empty: no product name stands for this type."""
 
     @classmethod
-    def row(
-        cls,
-        name: str,
-        product: str,
-        memory: float,
-        bf16: float,
-        fp32: float,
-        hbm: float,
-        link: float,
-        host: float,
-        source: str,
-        network: float = USUAL_NETWORK,
-    ) -> Self:
+    def row(cls, name: str, product: str, *figures: float, source: str, network: float = USUAL_NETWORK) -> Self:
         """Return a GPU type from the vendor's figures: GB, TFLOP/s in bf16 and in fp32, GB/s, and network in Gb/s."""
+        memory, bf16, fp32, hbm, link, host = figures
         return cls(
             name=name,
             memory=memory * GB,
@@ -86,7 +75,7 @@ class Gpu:
 
 
 _Row = tuple[str, float, float, float, float, float, float, str, float]
-"""Row of gpus.yaml: the arguments of `Gpu.row` after the name."""
+"""Row of gpus.yaml: the arguments of `Gpu.row` after the name, in order."""
 
 
 class _Node(NamedTuple):
@@ -116,7 +105,7 @@ def _in_usual_node(gpu: Gpu) -> Gpu:
 
 
 _TABLE = {
-    name: _in_usual_node(Gpu.row(name, *row))
+    name: _in_usual_node(Gpu.row(name, row[0], *row[1:7], source=row[7], network=row[8]))
     for name, row in read_table(__package__, "gpus.yaml", dict[str, _Row]).items()
 }
 CPU_SLOT = replace(_TABLE["cpu-slot"], launch_seconds=20e-6)

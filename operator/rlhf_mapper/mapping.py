@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal, Self
 
-from rlhf_api.names import Role
+from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 
 Device = Literal["CPU", "GPU"]
@@ -171,7 +171,7 @@ class DeviceMapping:
         sizes = {role: self.sizes[role] for role in pool.models}
         only_data = {role: each.data == each.world_size and each.expert == 1 for role, each in sizes.items()}
         named = (role if only_data[role] else f"{role} {each}" for role, each in sizes.items())
-        return f"{pool.size} {self.device} slots ({', '.join(named)}){zones}"
+        return f"{slots_text(pool.size, self.device)} ({', '.join(named)}){zones}"
 
     def with_machines(self, name: str, count: int) -> Self:
         """Return this mapping with so many machines in the pool `name`, which only generates."""

@@ -5,7 +5,7 @@ from itertools import chain
 
 from rlhf_api import status
 from rlhf_api.job import Job
-from rlhf_api.names import Role
+from rlhf_api.names import Role, slots_text
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.job_spec import Pool
 from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
@@ -18,7 +18,8 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
     pools = _pools(job, max(gpus_per_machine) if device == "GPU" else 1)
     problems, requested, available = list[Problem](), sum(pool.size for pool in pools), sum(gpus_per_machine)
     if device == "GPU" and requested > available:
-        problems.append(Problem(f"{job.name}: spec.resources", f"asks for {requested} GPUs, but there are {available}"))
+        message = f"asks for {slots_text(requested, device)}, but the machines have {available}"
+        problems.append(Problem(f"{job.name}: spec.resources", message))
     sizes = {role: _sizes(job, role, pool) for pool in pools for role in pool.models}
     problems += (each for pool in pools for role in pool.models for each in _wrong_sizes(job, role, sizes[role], pool))
     problems += chain.from_iterable(_wrong_batches(job, pool) for pool in pools)

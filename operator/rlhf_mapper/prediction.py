@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlhf_api.names import Role
+from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.coefficients import Software
 from rlhf_mapper.hardware import Gpu
@@ -136,8 +136,9 @@ def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) 
 
 def _reason(costs: PoolCosts, best: Found, other: Found, objective: Objective) -> str:
     """Return why a placement is worse than the best: more GPUs, price or pools, or a slower stage and its slow pool."""
+    kind = costs.settings[0].nodes.gpu.name
     if objective.kind == "fewest_gpus" and other.gpus > best.gpus:
-        return f"takes {other.gpus} GPUs instead of {best.gpus}"
+        return f"takes {slots_text(other.gpus, kind)} instead of {best.gpus}"
     least = _price(best, objective) if objective.kind == "lowest_cost" else 0.0
     if objective.kind == "lowest_cost" and (dearer := _price(other, objective) - least) > 0:
         return f"costs {dearer / least:.1%} more a step" if least else "costs something, and the best nothing"
@@ -146,11 +147,11 @@ def _reason(costs: PoolCosts, best: Found, other: Found, objective: Objective) -
     lost = [mine - least for mine, least in zip(other.stages, best.stages, strict=True)]
     stage = int(np.argmax(lost))
     if lost[stage] <= 0:
-        return f"as fast, with {other.gpus} GPUs instead of {best.gpus}"
+        return f"as fast, with {slots_text(other.gpus, kind)} instead of {best.gpus}"
     models, _, gpus = max(other.sets, key=lambda pool: float(costs.seconds(*pool)[stage]))
     slow = ", ".join(costs.roles_of(models))
     time = f"{lost[stage]:.1f} s" if lost[stage] >= 1 else f"{1000 * lost[stage]:.0f} ms"
-    return f"{STAGES[stage]} takes {time} longer: all wait for {slow} on {gpus} GPUs"
+    return f"{STAGES[stage]} takes {time} longer: all wait for {slow} on {slots_text(gpus, kind)}"
 
 
 def _price(found: Found, objective: Objective) -> float:

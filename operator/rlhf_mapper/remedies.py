@@ -1,21 +1,25 @@
 """Remedies for a job that fits nowhere: larger GPUs, host memory, recomputed layers, rows over ranks, another batch."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import CONTEXTS
 from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, merged
+from rlhf_mapper.mapping import Infeasible
 
 Fits = Callable[[Job, Cluster], bool]
 """Function that tells whether there is a mapping of a job onto a cluster."""
 HOST_MEMORY = range(16, 4097, 16)
 """Gigabytes of host memory for each GPU that are tried as a remedy."""
+LACKING = range(1, 4097)
+"""Gigabytes that a slot of a pool made by hand may lack."""
 ADAPTER_RANK = 16
 """Rank of the adapters that are tried as a remedy."""
 
@@ -28,6 +32,22 @@ def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     )
 
 
+def explained_by_hand(refused: Infeasible, job: Job, cluster: Cluster, fits: Fits) -> Infeasible:
+    """Return the refusal of pools made by hand with the memory that each slot lacks, and with remedies."""
+
+    def would_do(gigabytes: int) -> bool:
+        larger = (replace(g, gpu=replace(g.gpu, memory=g.gpu.memory + gigabytes * GB)) for g in cluster.groups)
+        return fits(job, Cluster(tuple(larger)))
+
+    lacks = LACKING[bisect_left(LACKING, True, key=would_do)] if would_do(LACKING[-1]) else 0
+    reason = refused.reason + f": each lacks {lacks} GB" * bool(lacks)
+    searched = job.spec.placement.model_copy(update={"mode": "Auto", "pools": ()})
+    is_enough = fits(job.model_copy(update={"spec": job.spec.model_copy(update={"placement": searched})}), cluster)
+    options = (*remedies_of(job, cluster, fits), *["spec.placement.mode: Auto, without pools"] * is_enough)
+    slots = sum(pool.nodes * pool.slots_per_node for pool in job.spec.placement.pools)
+    return replace(refused, reason=reason, short_bytes=lacks * GB * slots, options=options)
+
+
 def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the GPU type of the same vendor with the least memory that would make the job fit; none for CPU slots."""
     if any(group.gpu.name == CPU_SLOT.name for group in cluster.groups):
@@ -38,8 +58,7 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     larger = sorted(suits, key=lambda gpu: round(gpu.memory / GB))
 
     def would_do(gpu: Gpu) -> bool:
-        nodes = (replace(group, gpu=gpu, link_bandwidth=None) for group in cluster.groups)
-        return fits(job, Cluster(merged(nodes)))
+        return fits(job, Cluster(merged(replace(group, gpu=gpu, link_bandwidth=None) for group in cluster.groups)))
 
     place = bisect_left(larger, True, key=would_do)
     yield from (f"{cluster.gpus} x {gpu.name}" for gpu in larger[place : place + 1])
@@ -53,24 +72,22 @@ def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 
     if any(group.host < HOST_MEMORY[-1] * GB for group in cluster.groups) and would_do(HOST_MEMORY[-1]):
         least = HOST_MEMORY[bisect_left(HOST_MEMORY, True, key=would_do)]
-        yield f"{least} GB of host memory for each GPU (of a node: spec.runtime.worker.memory, or hostMemoryGB)"
+        yield f"{least} GB of host memory for each GPU (for all of a node: spec.runtime.worker.memory, or hostMemoryGB)"
 
 
 def _adapter(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of a small adapter for the models that are trained whole, if the job would fit so."""
-    whole = dict.fromkeys(job.spec.models.field(role) for role in job.trained() if not job.models()[role].lora)
-    lora = {"rank": ADAPTER_RANK, "alpha": 2 * ADAPTER_RANK}
-    if whole and fits(_with_models(job, {field: {"lora": lora} for field in whole}), cluster):
-        yield " and ".join(f"spec.models.{field}.lora: {{rank: {ADAPTER_RANK}}}" for field in whole)
+    whole = [role for role in job.trained() if not job.models()[role].lora]
+    if not any("reference" in pool.models for pool in job.spec.placement.pools):  # it would be the actor
+        lora = {"rank": ADAPTER_RANK, "alpha": 2 * ADAPTER_RANK}
+        yield from _changed(job, cluster, fits, whole, {"lora": lora}, f"lora: {{rank: {ADAPTER_RANK}}}")
 
 
 def _optimizer_in_host(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of optimizers in host memory, where the manifest asks for another offload, if that would do."""
-    trained = dict.fromkeys(job.spec.models.field(role) for role in job.trained())
-    changed = _with_models(job, {field: {"offload": "OptimizerInHost"} for field in trained})
-    asks_otherwise = any(job.models()[role].offload not in ("None", "OptimizerInHost") for role in job.trained())
-    if asks_otherwise and fits(changed, cluster):
-        yield " and ".join(f"spec.models.{field}.offload: OptimizerInHost" for field in trained)
+    if any(job.models()[role].offload not in ("None", "OptimizerInHost") for role in job.trained()):
+        change = {"offload": "OptimizerInHost"}
+        yield from _changed(job, cluster, fits, job.trained(), change, "offload: OptimizerInHost")
 
 
 def _full_precision(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
@@ -84,10 +101,16 @@ def _full_precision(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of gradient checkpointing for models whose manifest turns it off, if the job would fit so."""
     kept = [role for role in job.trained() if job.models()[role].gradient_checkpointing is False]
-    fields = dict.fromkeys(job.spec.models.field(role) for role in kept)
-    again = _with_models(job, {field: {"gradientCheckpointing": True} for field in fields})
-    if fields and fits(again, cluster):
-        yield " and ".join(f"spec.models.{field}.gradientCheckpointing: true" for field in fields)
+    yield from _changed(job, cluster, fits, kept, {"gradientCheckpointing": True}, "gradientCheckpointing: true")
+
+
+def _changed(
+    job: Job, cluster: Cluster, fits: Fits, roles: Iterable[Role], change: Mapping[str, Any], words: str
+) -> Iterator[str]:
+    """Yield the remedy of a change of some models, if there are any and the job would fit so."""
+    fields = dict.fromkeys(job.spec.models.field(role) for role in roles)
+    if fields and fits(_with_models(job, dict.fromkeys(fields, change)), cluster):
+        yield " and ".join(f"spec.models.{field}.{words}" for field in fields)
 
 
 def _rows_over_ranks(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:

@@ -208,8 +208,8 @@ def workload_of(job: Job, *, responses: Sequence[float] = (), prompts: Sequence[
         divided.append(job.rows_per_step)
     return Workload(
         sequences=job.sequences_per_step * (2 if algorithm.data in PAIRED else 1),
-        prompt=_known(prompts) or Lengths((float(data.max_prompt_tokens),), "the limit"),
-        response=_known(responses) or response,
+        prompt=Lengths(tuple(prompts), "known") if prompts else Lengths((float(data.max_prompt_tokens),), "the limit"),
+        response=Lengths(tuple(responses), "known") if responses else response,
         most_prompt_tokens=data.max_prompt_tokens,
         most_response_tokens=data.max_response_tokens,
         works_ahead=job.spec.rollout.max_staleness > 0 and not job.generates_elsewhere,
@@ -217,11 +217,6 @@ def workload_of(job: Job, *, responses: Sequence[float] = (), prompts: Sequence[
         work={role: _work(job, role) for role in job.placed_roles()},
         pool_divides=tuple(number for number in divided if number),
     )
-
-
-def _known(lengths: Sequence[float]) -> Lengths | None:
-    """Return known lengths; None without any."""
-    return Lengths(tuple(lengths), "known") if lengths else None
 
 
 def _work(job: Job, role: Role) -> Work:

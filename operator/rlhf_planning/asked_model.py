@@ -33,6 +33,11 @@ class AskedModel:
     architecture: Architecture
     found: str
 
+    @property
+    def name(self) -> str:
+        """Name in the table of known models, or else of the folder."""
+        return str(self.shape.get("name") or self.uri.rpartition("/")[2])
+
 
 def model_of(text: str) -> AskedModel:
     """Return the model that MODEL of the command line names. Raises SpecError, with close names or for a file."""
@@ -43,7 +48,9 @@ def model_of(text: str) -> AskedModel:
         return _of_size(text, float(size[1]) * UNITS[size[2]])
     if name in KNOWN:
         return _known(name, HUB_IDS[name][0], "")
-    found = _by_hub_id().get(_plain(name))
+    if (plain := _plain(name)) not in (by_hub_id := _by_hub_id()) and plain in KNOWN:
+        return _known(plain, HUB_IDS[plain][0], f"{text} has the shape of {plain}")
+    found = by_hub_id.get(plain)
     if found is None:
         where = "is neither a folder nor one of the table's models, and nothing is fetched"
         hint = f"pass a folder with its config.json, or a size such as 7b; {_close(name)}"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import GIGABIT, Cluster
 from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible
 from rlhf_mapper.place import place
+from rlhf_mapper.remedies import explained_by_hand
 from rlhf_mapper.search.objective import Objective
 from rlhf_planning.timeline import plain, seconds_text
 
@@ -36,8 +38,17 @@ def plan_job(
     known: dict[str, Any] = {"correction": correction, "responses": responses, "prompts": prompts}
     if job.spec.placement.mode == "Manual":
         slots = (group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count))
-        placed = place(job, tuple(slots))
-        return predict(job, placed, cluster, shapes, **known)
+        found = predict(job, place(job, tuple(slots)), cluster, shapes, **known)
+        if isinstance(found, DeviceMapping) or not explains:
+            return found
+
+        def fits(other: Job, machines: Cluster) -> bool:
+            ways: dict[str, Any] = {**known, "device": device, "objective": Objective(), "explains": False}
+            with suppress(SpecError):
+                return isinstance(plan_job(other, machines, shapes, **ways), DeviceMapping)
+            return False
+
+        return explained_by_hand(found, job, cluster, fits)
     objective = objective or objective_for(job, cluster)
     search = partial(auto_map, job, cluster, shapes, device=device, **known)
     mapping = search(objective=objective, explains=explains)

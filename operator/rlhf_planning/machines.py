@@ -10,7 +10,9 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import read_text
 from rlhf_api.job import Job
+from rlhf_api.names import slots_text
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.quantities import amount
 from rlhf_mapper.hardware import CPU_SLOT, Cluster, FoundGpu, Gpu, NodeGroup, figures_of, require_gpu
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_mapper.mapping import Device, DeviceMapping
@@ -65,9 +67,18 @@ def local_cluster(job: Job, gpus_here: GpusHere) -> Cluster:
     if not gpus:
         return Cluster((NodeGroup(gpu=_cpu_slot(slots), count=nodes, gpus_per_node=slots),))
     if asked > len(gpus):
-        raise SpecError([Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {len(gpus)}")])
+        message = f"asks for {slots_text(asked, 'GPU')}, but this machine has {len(gpus)}"
+        raise SpecError([Problem(f"{job.name}: spec.resources", message)])
     here = NodeGroup(gpu=_known(gpus[0]), count=1, gpus_per_node=asked, host_memory=host_memory() / len(gpus))
     return Cluster((here,))
+
+
+def in_worker_pods(cluster: Cluster, job: Job) -> Cluster:
+    """Return a cluster's nodes with no more host memory than the job's worker pods, if the manifest sets theirs."""
+    if not (memory := job.spec.runtime.worker.memory):
+        return cluster
+    pods = ((group, float(amount(memory)) / group.gpus_per_node) for group in cluster.groups)
+    return Cluster(tuple(replace(each, host_memory=min(part, each.host_memory or part)) for each, part in pods))
 
 
 def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:

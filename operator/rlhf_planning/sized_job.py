@@ -92,7 +92,7 @@ def _require_possible(model: AskedModel, training: Training, *, generates: bool)
     """Raise SpecError for texts longer than the model reads, and for responses where none are generated."""
     longest, most = training.prompt + training.response, model.architecture.positions
     if generates and 0 < most < longest:
-        message = f"are {longest} tokens together, but {model.uri} reads {most} at most (max_position_embeddings)"
+        message = f"are {longest} tokens together, but {model.name} reads {most} at most (max_position_embeddings)"
         raise SpecError([Problem("--prompt and --response", f"{message}, unless its config.json scales them")])
     if training.samples and not generates:
         raise SpecError([Problem("--samples", f"is for RL only, {training.algorithm} generates no responses")])

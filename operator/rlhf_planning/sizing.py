@@ -13,6 +13,7 @@ from rlhf_mapper.hardware import Cluster, require_gpu
 from rlhf_mapper.mapping import PLACED_WITH, STAGES, DeviceMapping, Infeasible, Prediction
 from rlhf_mapper.search.tables import ALONE
 from rlhf_mapper.simulate.memory import HOST_SHARE
+from rlhf_planning.machines import in_worker_pods
 from rlhf_planning.market import Market, instances_with, usual_nodes
 from rlhf_planning.sized_job import shapes_of
 
@@ -183,6 +184,11 @@ def size_job(
     return Sizing(rows=ordered, chosen=chosen, why=why, smallest=search.smallest(), unfit=tuple(unfit))
 
 
+def nodes_for(job: Job, gpu: str, count: int) -> Cluster:
+    """Return `count` GPUs of a type in their usual nodes, as a job's worker pods see them."""
+    return in_worker_pods(Cluster((usual_nodes(gpu, count),)), job)
+
+
 class _Search:
     """Search for layouts of a job on hardware; each is searched once."""
 
@@ -213,7 +219,7 @@ class _Search:
         """Return (row of so many GPUs, or else of enough; a sentence if the job does not fit on so many)."""
         if row := self._row_of(gpu, count):
             return [row], ""
-        nodes = Cluster((usual_nodes(gpu, count),))
+        nodes = nodes_for(self._job, gpu, count)
         found = auto_map(self._job, nodes, self._shapes, device="GPU", responses=self._responses)
         assert isinstance(found, Infeasible), "the same search gave no mapping before"
         enough = min((other for other in self.fits[gpu] if other > count), default=0)
@@ -236,22 +242,22 @@ class _Search:
     def _row_of(self, gpu: str, gpus: int) -> Row | None:
         """Return the fastest layout on some GPUs of a type; None if the job does not fit."""
         if (gpu, gpus) not in self._rows:
-            nodes, offer = usual_nodes(gpu, gpus), self._market.offer(gpu)
-            row, mapping = None, mapping_of(self._task, Cluster((nodes,)))
+            nodes, offer = nodes_for(self._job, gpu, gpus), self._market.offer(gpu)
+            row, mapping = None, mapping_of(self._task, nodes)
             if mapping:
                 sold = {"price": offer.on_demand, "spot": offer.spot}
-                row = Row(gpu=gpu, gpus=gpus, nodes=nodes.count, mapping=mapping, steps=self._steps, **sold)
+                row = Row(gpu=gpu, gpus=gpus, nodes=nodes.groups[0].count, mapping=mapping, steps=self._steps, **sold)
             self._rows[gpu, gpus] = row
         return self._rows[gpu, gpus]
 
     def _screened(self, gpu: str) -> dict[int, float]:
         """Return number of GPUs -> seconds of a step with all models in one pool, for powers of two where they fit."""
-        nodes = usual_nodes(gpu, MAX_GPUS)
-        costs = self._task.costs(Cluster((nodes,)))
+        nodes = nodes_for(self._job, gpu, MAX_GPUS)
+        costs = self._task.costs(nodes)
         together = frozenset(role for role in self._task.requests if role not in (*PLACED_WITH, ALONE))
         found: dict[int, float] = {}
         for place, sizes in enumerate(costs.sizes):
-            whole = costs.settings[place].nodes.gpus_per_node == nodes.gpus_per_node
+            whole = costs.settings[place].nodes.gpus_per_node == nodes.groups[0].gpus_per_node
             for gpus in (size for size in sizes.tolist() if whole and size.bit_count() == 1):
                 seconds = float(costs.seconds(together, place, gpus).sum())
                 found |= {gpus: seconds} if math.isfinite(seconds) else {}

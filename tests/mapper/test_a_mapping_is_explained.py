@@ -6,17 +6,22 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from typing import cast
 
 import pytest
 from rich.console import Console
 
-from rlhf_mapper.mapping import STAGE_OF, STAGES, DeviceMapping, Infeasible, Prediction, as_json
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.auto_map import auto_map
+from rlhf_mapper.mapping import STAGE_OF, STAGES, Device, DeviceMapping, Infeasible, Prediction, as_json
 from rlhf_planning.mapping_text import TIMES, explain
 from rlhf_planning.timeline import Timeline, marks_of, seconds_text, timeline_of
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, TOO_BIG, UNKNOWN
+from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 MAPPINGS = {"colocated": COLOCATED, "split": SPLIT, "laptop": LAPTOP}
 ANSWERS = {**MAPPINGS, "unknown": UNKNOWN, "too big": TOO_BIG}
+TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=2, head_size=32, ffn=320, vocabulary=512)
 KEYS = {"schema_version", "predicted", "pools", "models", "rejected", "infeasible"}
 
 
@@ -234,3 +239,13 @@ def test_explaining_loads_no_runtime() -> None:
     modules = "rlhf_mapper.mapping, rlhf_planning.mapping_text, rlhf_planning.graph_text"
     check = f"import sys, {modules}; assert not {{'torch', 'ray', 'vllm', 'matplotlib'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_rejected_placements_count_cpu_slots_and_gpus_by_name() -> None:
+    job = job_of("PPO", training={"promptBatchSize": 16, "miniBatchSize": 16})
+    ends = set()
+    for gpu, device in (("cpu-slot", "CPU"), ("h100-80g", "GPU")):
+        found = auto_map(job, cluster_of((gpu, 1, 2)), shapes_of(job, TINY), device=cast(Device, device))
+        assert isinstance(found, DeviceMapping)
+        ends |= {each.reason.rpartition(" on ")[2] for each in found.rejected if "all wait for" in each.reason}
+    assert ends == {"1 CPU slot", "1 GPU"}

@@ -23,6 +23,8 @@ PUBLISHED = {
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "qwen3-30b-a3b-2507": 30_532_122_624,
+    "qwen3-235b-a22b-2507": 235_093_634_560,
     "qwen3-coder-480b-a35b": 480_154_875_392,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
@@ -52,6 +54,8 @@ PUBLISHED = {
     "mistral-small-24b": 23_572_403_200,
     "codestral-22b": 22_247_282_688,
     "mistral-large-123b": 122_610_069_504,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_630_071_296,
     "yi-1.5-6b": 6_061_035_520,
     "yi-1.5-9b": 8_829_407_232,
     "yi-1.5-34b": 34_388_917_248,
@@ -72,6 +76,7 @@ PUBLISHED = {
     "olmo-2-7b": 7_298_617_344,
     "olmo-2-13b": 13_716_198_400,
     "olmo-2-32b": 32_234_279_936,
+    "olmoe-1b-7b": 6_919_161_856,
 }
 """Parameters, as the model cards have them; biases of Qwen2.5 and norms of Qwen3's heads are in there."""
 

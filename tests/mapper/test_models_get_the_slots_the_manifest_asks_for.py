@@ -110,7 +110,11 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
         SERVER,
         "parallelism.expert: is 2, which does not divide the 1 ranks of a copy of a stage",
     ),
-    "too many GPUs": ({"resources": {"nodes": 2, "slotsPerNode": 8}}, SERVER, "asks for 16 GPUs, but there are 8"),
+    "too many GPUs": (
+        {"resources": {"nodes": 2, "slotsPerNode": 8}},
+        SERVER,
+        "asks for 16 GPUs, but the machines have 8",
+    ),
     "a batch that does not divide": (
         {"training": {"totalSteps": 1, "promptBatchSize": 15}, "resources": {"slotsPerNode": 2}},
         LAPTOP,

@@ -14,7 +14,7 @@ import pytest
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.auto_map import auto_map, task_of
+from rlhf_mapper.auto_map import auto_map, mapping_of, task_of
 from rlhf_mapper.hardware import GB, GPUS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, DeviceMapping, Infeasible, MappedPool, Prediction
 from rlhf_mapper.pools import PoolCosts
@@ -276,14 +276,14 @@ def test_the_order_of_models_does_not_matter(seed: int) -> None:
     job, cluster, mapping, prediction = planned(seed)
     task = task_of(job, drawn(seed)[2], device="GPU")
     turned = replace(task, requests={role: task.requests[role] for role in reversed(list(task.requests))})
-    costs = turned.costs(cluster)
-    found = turned.search(costs)[0]
-    assert found.seconds == pytest.approx(prediction.step_seconds, rel=1e-12)
-    sets = {
-        (frozenset(costs.roles_of(models)), costs.settings[group].nodes.gpu.name, gpus)
-        for models, group, gpus in found.sets
-    }
-    assert sets == {(frozenset(pool.models), pool.gpu, pool.size) for pool in mapping.pools}
+    again = mapping_of(turned, cluster)
+    assert again
+    assert again.prediction
+    assert again.prediction.step_seconds == pytest.approx(prediction.step_seconds, rel=1e-12)
+    found, before = (
+        {(frozenset(pool.models), pool.gpu, pool.size) for pool in each.pools} for each in (again, mapping)
+    )
+    assert found == before
 
 
 @each_seed(5)

@@ -14,11 +14,12 @@ from rlhf_mapper.auto_map import auto_map, predict, short_of_states
 from rlhf_mapper.hardware import GPUS, Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
+from rlhf_planning.job_plan import plan_job
 from tests.mapper.oracles.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 SIZE = MODELS["70B"].parameters
-MORE_HOST = " GB of host memory for each GPU (of a node: spec.runtime.worker.memory, or hostMemoryGB)"
+MORE_HOST = " GB of host memory for each GPU (for all of a node: spec.runtime.worker.memory, or hostMemoryGB)"
 
 
 def room(gpu: str, gpus: int = 1) -> float:
@@ -414,11 +415,27 @@ def test_a_pool_made_by_hand_lies_on_one_type_of_gpu() -> None:
     parts = cluster_of(("h100-80g", 1, 4), ("h200-141g", 1, 4), ("a100-80g", 1, 4))
     found = prediction_of(job, parts, gpus=(4, 4, 4))
     assert isinstance(found, Infeasible)
-    assert "8 slots for pool large" in found.reason
+    assert "8 GPUs for pool large" in found.reason
 
 
 def test_pools_made_by_hand_may_take_no_more_than_there_is() -> None:
     job = by_hand(("left", LEFT, 1, 8), ("right", RIGHT, 1, 8))
     found = prediction_of(job, cluster_of(("h100-80g", 1, 8)))
     assert isinstance(found, Infeasible)
-    assert found.reason == "the pools of the manifest take 16 GPUs, but there are 8"
+    assert found.reason == "the pools of the manifest take 16 GPUs, but the nodes have 8"
+
+
+def test_pools_made_by_hand_say_what_they_lack_and_a_remedy() -> None:
+    job = by_hand(("all", [*LEFT, *RIGHT], 1, 4))
+    shapes, one_node = shapes_of(job, MODELS["13B"]), without_host_memory(("h100-80g", 1, 8))
+    found = plan_job(job, one_node, shapes, device="GPU")
+    assert isinstance(found, Infeasible)
+    lacks = int(found.reason.removeprefix("the models of pool all do not fit on its GPU slots: each lacks ")[:-3])
+    assert found.short_bytes == 4 * lacks * 1e9
+    assert "spec.placement.mode: Auto, without pools" in found.options
+    assert isinstance(plan_job(job_of("PPO"), one_node, shapes, device="GPU"), DeviceMapping)
+    (group,) = one_node.groups
+    for more, fits in ((lacks - 1, False), (lacks, True)):
+        gpu = replace(group.gpu, memory=group.gpu.memory + more * 1e9)
+        again = plan_job(job, Cluster((replace(group, gpu=gpu),)), shapes, device="GPU")
+        assert isinstance(again, DeviceMapping) == fits

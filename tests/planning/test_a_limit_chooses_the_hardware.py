@@ -98,12 +98,31 @@ def test_what_a_model_reads_limits_the_lengths(tmp_path: Path) -> None:
     config = f'{{"model_type": "llama", {sizes}, "vocab_size": 32000, "max_position_embeddings": 2048}}'
     (tmp_path / "config.json").write_text(config)
     told = ask(f"{tmp_path} --response 2k --gpus h100=8", MISTAKE)
-    place = f"file://{tmp_path.resolve()}"
-    assert f"--prompt and --response: are 3072 tokens together, but {place} reads 2048 at most" in told
+    assert f"--prompt and --response: are 3072 tokens together, but {tmp_path.name} reads 2048 at most" in told
     assert answer(f"{tmp_path} --response 1k --gpus h100=8")["chosen"]
-    assert "17408 tokens together, but hf://meta-llama/Llama-2-7b-hf reads 4096 at most" in ask(
-        "llama-2-7b --response 16k", MISTAKE
-    )
+    assert "17408 tokens together, but llama-2-7b reads 4096 at most" in ask("llama-2-7b --response 16k", MISTAKE)
+
+
+def test_the_host_memory_of_every_row_is_said() -> None:
+    told = ask("32b --response 8k --gpus h100=8,h200=16 --step-time 600")
+    assert "> 16 x h200-141g" in told, "a row that keeps all on its GPUs"
+    assert "Nodes of h100-80g are taken to have 275 GB of host memory for each GPU." in told
+
+
+def test_a_setting_that_changes_nothing_is_named() -> None:
+    told = ask("8b --gpus h100=4 --set training.seed=3 --set training.totalSteps=100")
+    assert "--set training.seed=3 changes nothing of this answer" in told
+    assert "--set training.totalSteps" not in told
+
+
+def test_the_host_memory_of_worker_pods_is_counted() -> None:
+    pods = "8b --gpus h100=1 --set runtime.worker.memory"
+    told = ask(f"{pods}=64Gi", UNFIT)
+    assert "half of the host memory, 34.4 GB, is too small" in told
+    least = told.partition(" GB of host memory for each GPU (for all of a node: spec.runtime.worker.memory")[
+        0
+    ].rpartition(" ")[2]
+    assert answer(f"{pods}={least}G")["chosen"]["gpus"] == 1
 
 
 def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:

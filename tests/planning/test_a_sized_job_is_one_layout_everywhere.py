@@ -68,6 +68,20 @@ def test_the_lines_of_others_are_imported_as_the_job(question: str, project: str
         assert spec["data"]["train"]["limit"] == 128 * 200
 
 
+def test_verl_gets_each_model_its_own_sizes() -> None:
+    found = answer("8b --algorithm PPO --gpus h100=4")["files"]
+    (job,) = load(found["job.yaml"]["text"])
+    mapping = plan_job(job, Cluster((usual_nodes("h100", 4),)), shapes_of(job), device="GPU")
+    assert isinstance(mapping, DeviceMapping)
+    of_verl = {"actor": "actor_rollout_ref.actor", "reference": "actor_rollout_ref.ref", "critic": "critic"}
+    for role, name in of_verl.items():
+        for size in ("tensor", "pipeline"):
+            option = f" {name}.megatron.{size}_model_parallel_size={getattr(mapping.sizes[role], size)} "
+            assert option in found["verl.sh"]["text"].replace("\n", " ") + " "
+    assert len({mapping.sizes[role].tensor for role in of_verl}) > 1
+    assert found["verl.sh"]["remark"] == "the reward's sizes are yours to set"
+
+
 def test_files_are_written_and_refusals_are_not(tmp_path: Path) -> None:
     found = answer(f"7b --algorithm SFT --gpus h100=8 --output {tmp_path / 'sized'}")
     written = {file.name: file.read_text() for file in (tmp_path / "sized").iterdir()}

@@ -73,6 +73,8 @@ def _features(job: Job, mapping: DeviceMapping) -> set[str]:
         "in_host": "OptimizerInHost" in offloads and not is_cut,
         "apart": any(sizes.context * sizes.expert > 1 for sizes in mapping.sizes.values()),
         "critic": "critic" in models,
+        "cut_critic": is_cut and "critic" in models,
+        "cut_reward": is_cut and "reward" in models and "reward" not in job.trained(),
         "reward": "reward" in models and "reward" not in job.trained(),
         "verifier": job.has_reward and "reward" not in models,
         "recompute": any(model.recomputes for model in predicted),
@@ -89,11 +91,8 @@ def _facts(job: Job, mapping: DeviceMapping) -> dict[str, Any]:
     assert mapping.prediction, "the job was sized"
     data, training, pool, role = job.spec.data, job.spec.training, mapping.pools[0], job.saved
     tokens, micro_batch = data.max_prompt_tokens + data.max_response_tokens, mapping.prediction.models[role].micro_batch
-    rows, of_rank, steps = (
-        job.sequences_per_step,
-        max(job.sequences_per_step // pool.size, 1),
-        training.total_steps or 1,
-    )
+    rows, steps = job.sequences_per_step, training.total_steps or 1
+    of_rank = max(rows // pool.size, 1)
     micro_rows = next(size for size in range(min(micro_batch, of_rank), 0, -1) if of_rank % size == 0)
     numbers = {"tokens": tokens, "micro_tokens": micro_batch * tokens, "micro_rows": micro_rows, "rows": rows}
     numbers |= {"accumulation": of_rank // micro_rows, "steps": steps, "updates": steps * job.updates_per_step}
@@ -101,6 +100,7 @@ def _facts(job: Job, mapping: DeviceMapping) -> dict[str, Any]:
     uris = [source.uri for source in data.train.sources("").values() if isinstance(source, DataSource)]
     names = {"model": _place(job.models()[role].uri), "data": _place(uris[0] if uris else "YOUR_DATA")}
     objects = {"spec": job.spec, "pool": pool, "sizes": mapping.sizes[role], "lora": job.models()[role].lora}
+    objects |= {other: mapping.sizes.get(other, mapping.sizes[role]) for other in ("reference", "critic")}
     share, engines = mapping.prediction.gpu_memory_utilization, pool.size // mapping.sizes[role].generation_tensor
     return {**numbers, **names, **objects, "share": share, "engines": engines}
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from rlhf_api.job import Job
+from rlhf_api.names import slots_text
 from rlhf_api.status import MappedPlacement, Reserved, Status
 from rlhf_operator import conditions, failure, names
 from rlhf_operator.actions import Manifest
@@ -240,7 +241,7 @@ def _set_unmapped(ctx: ReconcileContext, reason: MappingReason, message: str) ->
 
 def _summary(mapping: MappedPlacement) -> str:
     pools = "; ".join(f"{', '.join(pool.models)}: {pool.nodes} x {pool.slots_per_node}" for pool in mapping.pools)
-    return f"{mapping.slots} {mapping.device} slots ({pools})."
+    return f"{slots_text(mapping.slots, mapping.device)} ({pools})."
 
 
 def jobs_ahead(ctx: ReconcileContext) -> list[ObservedJob]:

@@ -159,7 +159,7 @@ def test_it_goes_on_on_two_pools_whose_models_leave(chain: tuple[Path, str], sto
     output = tmp_path / "run"
     offload = ("--set=helpful-ppo:models.actor.offload=All", "--set=helpful-ppo:models.reward.offload=Parameters")
     shown = goes_on_as_it_would(stopped, chain[0], output, *TWO_POOLS, *offload)
-    assert "1 CPU slots (actor, reference) | 1 CPU slots (critic, reward)" in shown
+    assert "1 CPU slot (actor, reference) | 1 CPU slot (critic, reward)" in shown
     *before, apart = records(output / PPO)
     for role in ("actor", "reward"):
         assert all(together[f"idle_bytes/{role}"] > 0 for together in before)

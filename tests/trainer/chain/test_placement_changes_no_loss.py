@@ -109,7 +109,7 @@ def test_an_own_generating_pool_gives_the_actors_losses(chain: tuple[Path, str],
     streams = "--set=helpful-ppo:rollout.stream=true"
     done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, "--set=helpful-ppo:resources=", *placement, streams)
     assert done.returncode == 0, done.stderr
-    assert "1 CPU slots (rollout)" in done.stdout
+    assert "1 CPU slot (rollout)" in done.stdout
     apart = records(output / "helpful-ppo")
     require_same(apart, records(chain[0] / "helpful-ppo"))
     size = Bytes.of(output / "helpful-ppo" / "model")
@@ -136,7 +136,7 @@ def test_safe_rlhf_has_the_same_losses_on_one_pool_and_on_two(chain: tuple[Path,
         done = rlhf("run", manifest, f"--output={output}", *options, *placement)
         assert done.returncode == 0, done.stderr
         found[name] = records(output / "safe-rlhf")
-    assert "1 CPU slots (critic, cost, reward, cost_critic)" in done.stdout
+    assert "1 CPU slot (critic, cost, reward, cost_critic)" in done.stdout
     require_same(found["apart"], found["together"], "loss/cost_value", "cost/mean", "lagrange/multiplier")
 
 

@@ -193,15 +193,18 @@ def plan(
 ) -> None:
     """Say where the models of a manifest would live, how they would be sharded, and what a step would take."""
     from rlhf_planning.machines import requested_cluster
-    from rlhf_trainer.commands.plan import choose, plans_of, print_plans  # numpy: time that `validate` does not need
+    from rlhf_trainer.commands.plan import JobPlan, choose, plans_of, print_plans  # numpy: `validate` needs it not
+    from rlhf_trainer.commands.size import print_idle_sets
 
-    jobs = jobs_of(file, sets, output)
-    chosen = choose(jobs, only=job, in_json=in_json, graph=graph, svg=svg)
-    cluster = requested_cluster(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=inventory)
-    folder = run_folder(file, output)
-    lengths = {"responses": response_tokens, "prompts": prompt_tokens}
-    plans = plans_of(chosen, jobs, folder, cluster, objective=objective, calibrate=calibrate or (), **lengths)
-    print_plans(plans, in_json=in_json, graph=graph, svg=svg)
+    def plans_with(sets: Sequence[str] | None) -> list[JobPlan]:
+        jobs = jobs_of(file, sets, output)
+        chosen = choose(jobs, only=job, in_json=in_json, graph=graph, svg=svg)
+        cluster = requested_cluster(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=inventory)
+        known = {"responses": response_tokens, "prompts": prompt_tokens, "objective": objective}
+        return plans_of(chosen, jobs, run_folder(file, output), cluster, calibrate=calibrate or (), **known)
+
+    print_plans(plans_with(sets), in_json=in_json, graph=graph, svg=svg)
+    print_idle_sets(sets or (), lambda kept: [(each.mapping, each.notes, each.prices) for each in plans_with(kept)])
 
 
 declare_size(program)

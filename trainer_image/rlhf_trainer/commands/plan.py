@@ -19,7 +19,7 @@ from rlhf_planning.checkpoint_size import in_words, upload_in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import networks_of, notes_of, objective_of, plan_job, prices_of
 from rlhf_planning.lengths import lengths_of
-from rlhf_planning.machines import device_of, local_cluster
+from rlhf_planning.machines import device_of, in_worker_pods, local_cluster
 from rlhf_planning.mapping_text import explain, printing, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.device import gpus_here
@@ -87,7 +87,7 @@ def plans_of(
         jobs, slots = with_cpu_slots(jobs, output)
     plans = []
     for job in (job for job in jobs if job.name in names):
-        machines = cluster or local_cluster(job, gpus_here)
+        machines = in_worker_pods(cluster, job) if cluster else local_cluster(job, gpus_here)
         device = device_of(job, machines)
         runs = {run: read_run(run).jobs for run in calibrate}
         calibration = Calibration([calibration_of(*item, job, machines) for item in runs.items()]) if runs else None

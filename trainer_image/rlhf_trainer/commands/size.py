@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,17 @@ from rich.table import Table
 
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
+from rlhf_api.problems import SpecError
 from rlhf_importers.peers import commands_of
-from rlhf_mapper.hardware import Cluster
 from rlhf_planning.asked_model import AskedModel, model_of, size_in_words
+from rlhf_planning.command_line import print_errors
 from rlhf_planning.job_plan import notes_of
 from rlhf_planning.mapping_text import COLUMNS, Prose, printing
-from rlhf_planning.market import Market, usual_nodes
+from rlhf_planning.market import Market
 from rlhf_planning.sized_job import Training, document_of, placed_document, seconds_of, shapes_of
-from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, size_job, wanted_gpus
+from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, nodes_for, size_job, wanted_gpus
 from rlhf_planning.timeline import interval_text, plain
-from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run_folder.folder import writing
 
 TIMES = ("--deadline", "--step-time")
@@ -43,10 +45,19 @@ def size_and_print(
     Raises EnvironmentProblem if the job fits on none of the asked hardware.
     """
     model, wanted = model_of(name), wanted_gpus(gpus)
-    document = document_of(model, training)
-    job = Job.parse(document)
-    sizing = size_job(job, wanted, market, limits, training.lengths())
+
+    def sized(sets: Sequence[str]) -> tuple[dict[str, Any], Job, Sizing]:
+        document = document_of(model, training._replace(sets=sets))
+        job = Job.parse(document)
+        return document, job, size_job(job, wanted, market, limits, training.lengths())
+
+    def answer_of(sets: Sequence[str]) -> object:
+        _, job, found = sized(sets)
+        return found.as_json(), [*sentences_of(found, job, market, limits)]
+
+    document, job, sizing = sized(training.sets)
     files, title = _files(document, sizing), _title(model, job, training.mean, sizing)
+    print_idle_sets(training.sets, answer_of)
     if output:
         with writing(output):
             output.mkdir(parents=True, exist_ok=True)
@@ -65,6 +76,15 @@ def size_and_print(
         raise EnvironmentProblem("; ".join(sizing.unfit) or "the job fits on none of the GPUs with a price")
 
 
+def print_idle_sets(sets: Sequence[str], answer_of: Callable[[Sequence[str]], object]) -> None:
+    """Print to stderr each argument of `--set` without which the answer is the same."""
+    whole = answer_of(sets) if sets else None
+    for place, text in enumerate(sets):
+        with suppress(SpecError, TrainerError):  # the others need it
+            if answer_of([*sets[:place], *sets[place + 1 :]]) == whole:
+                print_errors([f"--set {text} changes nothing of this answer"])
+
+
 def limits_of(budget: float, deadline: str, step: str) -> Limits:
     """Return the limits of `--budget`, `--deadline` and `--step-time`, of which any may be 0 or empty. SpecError."""
     times = [seconds_of(text, path) if text else math.inf for text, path in zip((deadline, step), TIMES, strict=True)]
@@ -80,7 +100,7 @@ def _title(model: AskedModel, job: Job, mean: int, sizing: Sizing) -> str:
     same = ", ".join(each for each in job.models() if each not in ("actor", "reference", role))
     lora = job.models()[role].lora
     return (
-        f"{spec.algorithm.name} of {model.shape.get('name') or model.uri.rpartition('/')[2]}, "
+        f"{spec.algorithm.name} of {model.name}, "
         f"{size_in_words(model.architecture)}{f', LoRA of rank {lora.rank}' if lora else ''}: "
         f"{spec.training.total_steps:,} steps of {work}; prompts of {spec.data.max_prompt_tokens:,} tokens, "
         f"responses of at most {spec.data.max_response_tokens:,}{counted}."
@@ -172,7 +192,10 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
         yield f"  Instances: {f'{row.nodes} of ' * (row.nodes > 1)}{', '.join(names)}{more}."
     if (small := sizing.smallest) and small is not row:
         yield f"Smallest that fits: {name_of(small)}, {_work(small)}{f'; {small.tight}' * bool(small.tight)}."
-    yield from notes_of(row.mapping, Cluster((usual_nodes(row.gpu, row.gpus),)), shapes_of(job))
+    rows, shapes = dict.fromkeys([row, *sizing.rows, small or row]), shapes_of(job)
+    yield from dict.fromkeys(
+        note for each in rows for note in notes_of(each.mapping, nodes_for(job, each.gpu, each.gpus), shapes)
+    )
     source = market.offer(row.gpu).source
     yield (
         f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. Intervals: errors of a fit on "

@@ -11,7 +11,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_api.names import POOL_RESOURCE
+from rlhf_api.names import POOL_RESOURCE, slots_text
 from rlhf_trainer.errors import EnvironmentProblem
 
 Device = Literal["CPU", "GPU"]
@@ -74,7 +74,7 @@ class ResourcePool:
         known = ray.cluster_resources()
         have = int(known.get(self.device, 0))
         if have < self.size:
-            raise EnvironmentProblem(f"pool {self.name} needs {self.size} {self.device} slots, but Ray has {have}")
+            raise EnvironmentProblem(f"pool {self.name} needs {slots_text(self.size, self.device)}, but Ray has {have}")
         bundle = {"CPU": 1.0, "GPU": 1.0} if self.device == "GPU" else {"CPU": 1.0}
         own = f"{POOL_RESOURCE}{self.name}"
         self._groups = []
@@ -91,7 +91,7 @@ class ResourcePool:
                 if time.monotonic() > until:
                     self.release()
                     raise EnvironmentProblem(
-                        f"Ray did not give pool {self.name} its {self.size} {self.device} slots, "
+                        f"Ray did not give pool {self.name} its {slots_text(self.size, self.device)}, "
                         f"{list(self.slots_per_machine)} by machine, within {deadline:.0f} s"
                     )
 

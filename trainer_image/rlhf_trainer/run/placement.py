@@ -1,22 +1,23 @@
 """Placement of a job's models by the mapper, checked before anything starts; and the CPU slots of a file's jobs."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
+from rlhf_api.names import slots_text
 from rlhf_api.problems import SpecError
 from rlhf_mapper.auto_map import predict
 from rlhf_mapper.config_file import made_from
-from rlhf_mapper.cpu_slots import choose_slots
+from rlhf_mapper.cpu_slots import ERROR, choose_slots
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_planning.job_plan import plan_job
 from rlhf_planning.machines import UnknownGpuError, host_memory, slots_of
-from rlhf_planning.timeline import interval_text, seconds_text
+from rlhf_planning.timeline import interval_text
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.machine import cores, gpu_count
@@ -90,7 +91,9 @@ def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) 
     file that has begun in the run folder (not with `restart`), or else the mapper's. Nothing changes where
     OMP_NUM_THREADS gives the threads of a slot, as the operator does, or where a model's shape is unknown.
     """
-    opened = [] if "OMP_NUM_THREADS" in os.environ else [job for job in jobs if _leaves_slots_open(job)]
+    opened = [job for job in jobs if _leaves_slots_open(job)]
+    if opened and (own := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        return list(jobs), f"1 CPU slot: OMP_NUM_THREADS={own} gives its threads; without that the slots are chosen"
     slots, why = 0, f"as the run in {output} began"
     with suppress(TrainerError, SpecError):  # a run reads these files again, and says what is wrong
         begun = [each for job in opened if not restart and (each := _begun_slots(job, output))]
@@ -98,13 +101,22 @@ def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) 
         if opened and not begun:
             known = [(job, shapes_of(jobs, job, output)) for job in opened]
             slots, seconds = choose_slots(known, cores(), host_memory())
-            runs = ", ".join(f"{seconds_text(each)} on {count}" for count, each in seconds.items())
-            why = f"the steps are predicted to take {runs}" if seconds[1] else "the number of steps is not known yet"
+            why = _other_numbers(slots, seconds)
     if not slots:
         return list(jobs), ""
     sized = [job.with_resources(slots_per_node=slots) if job in opened else job for job in jobs]
     threads = max(cores() // slots, 1)
-    return sized, f"{slots} CPU slot{'s' * (slots > 1)} of {threads} thread{'s' * (threads > 1)}: {why}"
+    return sized, f"{slots_text(slots, 'CPU')} of {threads} thread{'s' * (threads > 1)}: {why}"
+
+
+def _other_numbers(slots: int, seconds: Mapping[int, float]) -> str:
+    """Return a clause on how long the steps take on other numbers of slots; seconds: predicted, by number."""
+    if not seconds[1]:
+        return "the number of steps is not known yet"
+    ratios = [(slots_text(count, "CPU"), each / seconds[slots]) for count, each in seconds.items() if count != slots]
+    words = ", ".join(f"{ratio:.2f} times as long on {number}" for number, ratio in ratios)
+    close = f"; a gain of less than {ERROR:.0%} does not count" * (min(seconds.values()) < seconds[slots])
+    return f"all steps are predicted to take {words}{close}" if words else "no other number divides cores and batches"
 
 
 def _leaves_slots_open(job: Job) -> bool:
