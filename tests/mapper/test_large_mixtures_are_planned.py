@@ -47,7 +47,7 @@ def test_a_mixture_is_cut_so_that_it_fits(model: str, nodes: int) -> None:
 
 
 def test_a_generator_may_have_more_ranks_than_key_heads() -> None:
-    pools = [{"name": "train", "models": ["actor", "reference"], "nodes": 16, "slotsPerNode": 8}]
+    pools = [{"name": "train", "models": ["actor", "reference", "reward"], "nodes": 16, "slotsPerNode": 8}]
     pools.append({"name": "write", "models": ["rollout"], "nodes": 16, "slotsPerNode": 8})
     made = grpo().model_dump(mode="json", by_alias=True, exclude_none=True)
     made["spec"]["placement"] = {"mode": "Manual", "pools": pools}
