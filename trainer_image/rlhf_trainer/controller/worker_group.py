@@ -10,10 +10,9 @@ import operator
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Self
+from typing import Any
 
 import ray
 
@@ -300,9 +299,3 @@ class ModelHandle:
     def call_on_groups(self, method: str, batch: BatchFuture, groups: Sequence[ray.ObjectRef]) -> None:
         """Call a method on the finished rows in `groups`, which a generating call hands out while it still runs."""
         self._group.call(self._role, method, self._transfers[method], self.layout, batch, {}, groups=groups)
-
-    def with_calls(self, **calls: Callable[..., object]) -> Self:
-        """Return a copy of this handle in which the given functions replace the methods of the same names."""
-        changed = copy(self)
-        vars(changed).update(calls)
-        return changed
