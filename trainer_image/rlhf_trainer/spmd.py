@@ -148,9 +148,9 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             run_rank(running, folders, Reporter(), layout=layout, made=folder.made.resolve())
             return
         display = Display(LastingConsole(highlight=False))
-        with only_run_in(output), open_listeners(OutputOptions(), output, display.warn) as outputs:
+        with only_run_in(output), open_listeners(OutputOptions(), output, display.warn) as listeners_of:
             folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
-            publisher = Publisher(job, folder, display, outputs)
+            publisher = Publisher(job, folder, display, listeners_of)
             with publisher.recording_the_end():
                 require_ready(job, jobs, output)
                 summary = run_rank(running, folders, publisher, layout=layout, made=folder.made.resolve())

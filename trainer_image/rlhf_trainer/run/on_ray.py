@@ -56,7 +56,7 @@ def run_on_ray(
     context: RunContext,
 ) -> None:
     """Run one job into its folder and add its measures to summary.json."""
-    publisher = Publisher(job, JobFolder(context.output, job), context.display, context.listeners)
+    publisher = Publisher(job, JobFolder(context.output, job), context.display, context.listeners_of)
     folder, checkpoint, mapping = publisher.folder, start.checkpoint, placed.mapping
     with publisher.recording_the_end():
         folder.begin(checkpoint, inputs=start.inputs, files=start.files, mapping=mapping)
