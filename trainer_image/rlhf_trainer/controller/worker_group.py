@@ -200,7 +200,8 @@ class WorkerGroup:
             self._record(requests, [[*share.references, *groups] for share in shares])
             place, messages = len(self._open[0].calls) - 1, self._open
             if dealt and transfer.adds is not None:
-                return dealt.collect(self._send_if_read())
+                is_read = any(message.requests[-1].blocks for message in messages)  # else the calls stay unsent
+                return dealt.collect(self.send() if is_read else [[] for _ in messages])
         parts = [[messages[rank] for rank in ranks] for ranks in collected]
         return ValueFuture(parts, place, self._log, self._deadline)
 
@@ -211,14 +212,6 @@ class WorkerGroup:
         self._open = self._open or [Message(self.name, rank, references) for rank, references in enumerate(inputs)]
         for message, request in zip(self._open, requests, strict=True):
             message.add(request)
-
-    def _send_if_read(self) -> list[list[ray.ObjectRef]]:
-        """Send the recorded calls if other processes read fields of the last call; return references to its blocks.
-
-        If no other process reads them, the calls stay unsent and each rank's list is empty.
-        """
-        is_read = any(message.requests[-1].blocks for message in self._open)
-        return self.send() if is_read else [[] for _ in self._open]
 
     def send(self) -> list[list[ray.ObjectRef]]:
         """Send each rank its recorded calls; return for each rank the references to the blocks of the last call."""
