@@ -152,7 +152,7 @@ class StreamingRollout:
 
 
 def with_calls(handle: Handle, **calls: Callable[..., object]) -> Handle:
-    """Return a copy of a handle in which the given functions replace the methods of the same names."""
+    """Return a copy of a handle, or of a pool, in which the given functions replace the methods of the same names."""
     changed = object.__new__(type(handle))  # `copy` would ask a stand-in for methods that it lacks
     vars(changed).update(vars(handle) | calls)
     return changed
