@@ -9,10 +9,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import ray
 from ray._private import services, utils, worker
@@ -181,14 +182,10 @@ def started_by_us(reserved: socket.socket) -> Iterator[None]:
     changes[services, "ConsolePopen"] = OwnProcess
     changes[services, "get_node"] = partial(_await_node, services.get_node)
     changes[worker, "listen_error_messages"] = lambda *_, **__: None
-    kept = {(owner, name): getattr(owner, name) for owner, name in changes}
-    for place, change in changes.items():
-        setattr(*place, change)
-    try:
+    with ExitStack() as stack:
+        for (owner, name), change in changes.items():
+            stack.enter_context(patch.object(owner, name, change))
         yield
-    finally:
-        for place, before in kept.items():
-            setattr(*place, before)
 
 
 def _require_listener(address: str) -> None:
