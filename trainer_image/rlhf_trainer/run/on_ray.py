@@ -208,7 +208,8 @@ class RayRuntime:
     ) -> RolloutPool:
         """Return the pool or servers that generate, joined with the actor's ranks; a RolloutPool if the actor does."""
         if self._job.generates_elsewhere:
-            return with_calls(RolloutPool(), gather=self._join_servers)  # weights go to the servers that are reachable
+            servers: RolloutPool = with_calls(RolloutPool(), gather=self._join_servers)
+            return servers  # weights go to those that are reachable
         if not self._job.generates_apart:
             return RolloutPool()
         pool = next(pool for pool in self._placed.pools if "rollout" in pool.models)

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -183,7 +184,7 @@ def start_engine(
     return engine, environments
 
 
-def turn_transfers(_: type, marks: Marks, *, setting: WorkerSetting, **__: object) -> Marks:
+def turn_transfers(_: type[Any], /, marks: Marks, *, setting: WorkerSetting, **__: object) -> Marks:
     """Return a generating worker's transfer declarations; with turns it reads columns and adds `TURN_FIELDS`, too.
 
     With routing replay it also adds the experts of tokens.
