@@ -150,8 +150,9 @@ EXPERT, EXPERT_SHARD = "expert", "expert_shard"
 def _mesh(ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
     """Make a device mesh of ranks with named axes; its groups have the time limit of `start`. A collective."""
     mesh = DeviceMesh(device_here().type, ranks, mesh_dim_names=names)
-    for name in names if _timeout else ():
-        distributed_c10d._set_pg_timeout(_timeout, mesh[name].get_group())  # noqa: SLF001 there is no public name
+    for name in names:
+        if _timeout:
+            distributed_c10d._set_pg_timeout(_timeout, mesh[name].get_group())  # noqa: SLF001 there is no public name
     return mesh
 
 
