@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from rlhf_trainer.hybrid_engine import hybrid_engine
-from rlhf_trainer.stored_tensors import saved_by_ranks
+from rlhf_trainer.stored_tensors import LocalFile, saved_by_ranks
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training import saving
 from rlhf_trainer.training.sharding import held_piece
@@ -36,7 +36,7 @@ NAME = "llama-3-70b-64"
 Places = Mapping[str, TensorSlice]
 
 
-class HeaderFile:
+class HeaderFile(LocalFile):
     """A rank's file of which only the header is there."""
 
     def __init__(self, places: Places) -> None:
@@ -44,13 +44,13 @@ class HeaderFile:
         offsets = {name: {SAVED_OFFSETS_KEY: place.starts} for name, place in places.items()}
         self._texts = {CUSTOM_METADATA_KEY: json.dumps(offsets)}
 
-    def names(self) -> Iterable[str]:
-        return self._places
+    def names(self) -> list[str]:
+        return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._places[name].shape
 
-    def dtype(self, _: str) -> torch.dtype:
+    def dtype(self, name: str) -> torch.dtype:  # noqa: ARG002
         return torch.float32
 
     def metadata(self) -> dict[str, str]:

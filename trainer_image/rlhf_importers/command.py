@@ -10,10 +10,10 @@ from rlhf_importers import openrlhf, trl, verl
 from rlhf_importers.bash import ConversionError
 from rlhf_importers.scalars import UNKNOWN
 from rlhf_importers.several_keys import as_list
-from rlhf_importers.table import Draft, NoCounterpartError, Values, fill
+from rlhf_importers.table import Draft, NoCounterpartError, Values, fill, table
 
 PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
-"""Project that `--from` names -> its module, with `read`, `algorithm`, `table_of` and `combine`."""
+"""Project that `--from` names -> its module, with `read`, `algorithm`, `CHANGES` and `combine`."""
 
 
 def convert(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
@@ -27,7 +27,7 @@ def convert(text: str, project: str, *, source: str, algorithm: str | None = Non
         if not given:
             raise NoCounterpartError(f"no key of {project} is reached where it is followed")
         draft = Draft(spec={"algorithm": its.algorithm(given, algorithm)}, checks=notes)
-        values = fill(draft, its.table_of(draft.algorithm), given)
+        values = fill(draft, table(project, draft.algorithm, **its.CHANGES), given)
         its.combine(draft, values)
         draft.lost |= {key: f"only a run of the script knows its value, {text}" for key, text in unsaid.items()}
     except NoCounterpartError as why:

@@ -6,9 +6,11 @@ from typing import Any
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, flags
-from rlhf_importers.table import OPTION_VALUES, Draft, NoCounterpartError, Table, table, uri_of
+from rlhf_importers.table import OPTION_VALUES, Change, Draft, NoCounterpartError, uri_of
 
 PROGRAM = "(program)"
+CHANGES: Mapping[str, Change] = {}
+"""Functions besides those of `table` that convert values of OpenRLHF's flags."""
 ESTIMATORS, OFFLINE = (OPTION_VALUES["openrlhf"][name] for name in ("estimators", "programs"))
 
 
@@ -28,11 +30,6 @@ def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
     if program != "train_ppo_ray" or estimator not in ESTIMATORS:
         raise NoCounterpartError(f"{program} with the estimator {estimator} is no algorithm here")
     return {"aggregation": "TokenMean", **ESTIMATORS[estimator]}
-
-
-def table_of(name: str) -> Table:
-    """Return the table of keys of the OpenRLHF program that trains by an algorithm."""
-    return table("openrlhf", name)
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:

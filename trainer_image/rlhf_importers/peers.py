@@ -2,13 +2,13 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.spec.data import DataSource
 from rlhf_api.tables import read_table
-from rlhf_importers.table import OPTION_VALUES, table
+from rlhf_importers.table import OPTION_VALUES, flat, table
 from rlhf_mapper.mapping import DeviceMapping
 
 SAME = re.compile(r"(?P<field>[\w.]+)(?: \((?:uri|text|flag|above_zero|below_one)\))?")
@@ -111,15 +111,7 @@ def _same(project: str, job: Job) -> Options:
     for key, (outcome, text) in table(project, job.spec.algorithm.name).rows.items():
         found = SAME.fullmatch(text.replace("<role>", job.saved)) if outcome == "to" and "*" not in key else None
         keys |= {found["field"]: key} if found and found["field"] not in keys else {}
-    return {keys[field]: _place(str(value)) for field, value in _flat(spec, "") if field in keys}
-
-
-def _flat(part: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in part.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+    return {keys[field]: _place(str(value)) for field, value in flat(spec) if field in keys}
 
 
 def _place(uri: str) -> str:

@@ -91,11 +91,6 @@ def _commands(node: Node) -> list[Node]:
     return parts
 
 
-def _has_braces(node: Node) -> bool:
-    """Whether a word has a list in braces outside of quotes, which bash makes several words of."""
-    return bool(BRACES.search(QUOTED.sub("", text_of(node))))
-
-
 def _split(words: list[str], is_quoted: bool) -> list[str]:
     return words if is_quoted else [word for each in words for word in WORD.findall(each)]
 
@@ -158,7 +153,8 @@ class State:
     def words(self, node: Node) -> list[str]:
         """Return the words of a command or of an array."""
         parts = [each for each in node.named_children if each.type not in NO_WORDS]
-        return [word for each in parts for word in ([unknown(each)] if _has_braces(each) else self.expand(each))]
+        braced = {each for each in parts if BRACES.search(QUOTED.sub("", text_of(each)))}  # bash makes several words of
+        return [word for each in parts for word in ([unknown(each)] if each in braced else self.expand(each))]
 
     def scalar(self, node: Node | None, is_quoted: bool = False) -> str:
         """Return the one text that a part of a command becomes; empty without a part."""

@@ -4,7 +4,7 @@ A field that the algorithm lacks is left out.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -250,6 +250,15 @@ def above_zero(value: Any) -> int:
 def flag(value: Any) -> bool:
     """Whether a value of another project's configuration turns its option on."""
     return value in (True, "true", "True", "1", 1)
+
+
+def flat(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of what mappings in mappings hold; an empty mapping is a value."""
+    if isinstance(part, dict) and part:
+        for key, below in part.items():
+            yield from flat(below, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix, part
 
 
 def uri_of(place: Any) -> str:

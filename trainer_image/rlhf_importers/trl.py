@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, flags, only_document
-from rlhf_importers.table import OPTION_VALUES, Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
+from rlhf_importers.table import OPTION_VALUES, Change, Draft, NoCounterpartError, flag, one_of, schedule, uri_of
 
 PROGRAM, PENALTY = "(program)", "get_soft_overlong_punishment"
 PROGRAMS, AGGREGATIONS = (OPTION_VALUES["trl"][name] for name in ("programs", "aggregations"))
@@ -19,17 +19,18 @@ PEFT_TARGETS = ("q_proj", "v_proj")
 """Names of the layers that PEFT adapts by default in most models."""
 
 
-def table_of(name: str) -> Table:
-    """Return the table of keys of the TRL program that trains by an algorithm."""
-    changes: dict[str, Any] = {"aggregation": one_of(AGGREGATIONS), "scale": _scale}
-    changes |= {"top_k": lambda value: value or -1, "truncated": lambda value: "Mask" if flag(value) else "Keep"}
-    return table("trl", name, **changes)
-
-
 def _scale(value: Any) -> bool:
     if value == "batch":
         raise NoCounterpartError("rewards are divided by the deviation of their prompt's, or not at all")
     return value not in (False, "none", "false", "False")
+
+
+CHANGES: Mapping[str, Change] = {
+    "aggregation": one_of(AGGREGATIONS),
+    "scale": _scale,
+    "top_k": lambda value: value or -1,
+    "truncated": lambda value: "Mask" if flag(value) else "Keep",
+}
 
 
 def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:

@@ -1,16 +1,17 @@
 """verl: a Hydra configuration (YAML) or a script with overrides of verl.trainer.main_ppo; keys of v0.4 to v0.9."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rlhf_importers import several_keys as several
 from rlhf_importers.scalars import UNKNOWN, scalar
 from rlhf_importers.shell import call, only_document
-from rlhf_importers.table import OPTION_VALUES, Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
+from rlhf_importers.table import OPTION_VALUES, Change, Draft, NoCounterpartError, flag, flat, one_of, uri_of
 
 ESTIMATORS, KL, AGGREGATIONS = (OPTION_VALUES["verl"][name] for name in ("estimators", "kl", "aggregations"))
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}." for part in ("actor", "rollout", "ref", "model"))
+CHANGES: Mapping[str, Change] = {"aggregation": one_of(AGGREGATIONS), "below_one": lambda bound: min(bound, 0.99)}
 KL_CTRL, OVERLONG = "algorithm.kl_ctrl.", "reward.reward_kwargs.overlong_buffer_cfg."
 
 
@@ -24,16 +25,8 @@ def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
         pairs = (word.lstrip("+").partition("=") for word in words if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word))
         return {key: scalar(value) for key, _, value in pairs}, notes
     kept = re.sub(r"(^\s*|[{,]\s*)n(?=\s*:)", r"\1'n'", text, flags=re.MULTILINE)  # kubectl's YAML takes n for no
-    values = dict(_flat(only_document(kept, source), ""))
+    values = dict(flat(only_document(kept, source)))
     return {key: _resolved(value, values) for key, value in values.items()}, []
-
-
-def _flat(part: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(part, dict) and part:
-        for key, below in part.items():
-            yield from _flat(below, f"{prefix}.{key}" if prefix else str(key))
-    elif prefix:
-        yield prefix, part
 
 
 def _resolved(value: Any, values: Mapping[str, Any]) -> Any:
@@ -53,11 +46,6 @@ def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
     if estimator not in ESTIMATORS:
         raise NoCounterpartError(f"algorithm.adv_estimator {estimator} is no algorithm here")
     return dict(ESTIMATORS[estimator])
-
-
-def table_of(_: str) -> Table:
-    """Return the table of verl's keys, which is the same for all algorithms."""
-    return table("verl", "", aggregation=one_of(AGGREGATIONS), below_one=lambda bound: min(bound, 0.99))
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:

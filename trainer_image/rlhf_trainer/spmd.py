@@ -7,12 +7,11 @@ that was stopped starts from the beginning (`rlhf run` resumes).
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -75,12 +74,6 @@ class LocalModel:
         """Offer the worker's methods; transfers: their transfer declarations, by default those of the class."""
         for name, transfer in (transfers or transfers_of(type(worker))).items():
             setattr(self, name, partial(self._call, getattr(worker, name), transfer, layout))
-
-    def with_calls(self, **calls: Callable[..., object]) -> Self:
-        """Return a copy in which the given functions replace the methods of the same names."""
-        changed = copy(self)
-        vars(changed).update(calls)
-        return changed
 
     @staticmethod
     def _call(
@@ -155,9 +148,9 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             run_rank(running, folders, Reporter(), layout=layout, made=folder.made.resolve())
             return
         display = Display(LastingConsole(highlight=False))
-        with only_run_in(output), open_listeners(OutputOptions(), output, display.warn) as outputs:
+        with only_run_in(output), open_listeners(OutputOptions(), output, display.warn) as listeners_of:
             folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
-            publisher = Publisher(job, folder, display, outputs)
+            publisher = Publisher(job, folder, display, listeners_of)
             with publisher.recording_the_end():
                 require_ready(job, jobs, output)
                 summary = run_rank(running, folders, publisher, layout=layout, made=folder.made.resolve())

@@ -39,27 +39,11 @@ class TensorSource(Protocol):
         """Yield parts of the whole tensor, on the CPU, that together cover `wanted`."""
 
 
-class TensorFile(Protocol):
-    """A safetensors file. Its methods raise OSError or SafetensorError where it is damaged."""
-
-    def names(self) -> Iterable[str]:
-        """Return the names of the tensors in the file."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor of the file, by the tensor's name."""
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the element type of a tensor of the file, by the tensor's name."""
-
-    def metadata(self) -> dict[str, str]:
-        """Return the texts in the file's header, by key."""
-
-    def read(self, name: str, index: tuple[slice, ...]) -> Tensor:
-        """Read a part of a tensor of the file, to the CPU; an empty index: the whole tensor."""
-
-
 class LocalFile:
-    """A safetensors file on this machine's disk. `find` returns the file's path, and is called at the first read."""
+    """A safetensors file on this machine's disk. Its methods raise OSError or SafetensorError where it is damaged.
+
+    `find` returns the file's path, and is called at the first read.
+    """
 
     def __init__(self, find: Callable[[], str]) -> None:
         self._find = find
@@ -73,6 +57,7 @@ class LocalFile:
             raise SafetensorError(f"{path}: {error}") from error
 
     def names(self) -> list[str]:
+        """Return the names of the tensors in the file."""
         return list(self._open.keys())
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -82,15 +67,17 @@ class LocalFile:
         return DTYPE_MAP[self._open.get_slice(name).get_dtype()]
 
     def metadata(self) -> dict[str, str]:
+        """Return the texts in the file's header, by key."""
         return self._open.metadata() or {}
 
     def read(self, name: str, index: tuple[slice, ...]) -> Tensor:
+        """Read a part of a tensor of the file, to the CPU; an empty index: the whole tensor."""
         part: Tensor = self._open.get_slice(name)[index] if index else self._open.get_tensor(name)
         return part
 
 
 class RemoteFile:
-    """A safetensors file in an object store. Only ranges of bytes are read: the header and the requested rows."""
+    """A safetensors file in an object store, with the methods of `LocalFile`; only ranges of bytes are read."""
 
     def __init__(self, files: AbstractFileSystem, path: str) -> None:
         self._files, self._path = files, path
@@ -133,6 +120,9 @@ class RemoteFile:
             shape = (index[0].stop - index[0].start, *shape[1:])
         values = torch.frombuffer(bytearray(self._bytes(start, stop)), dtype=dtype).view(shape)
         return values[(slice(None), *index[1:])] if index else values
+
+
+TensorFile = LocalFile | RemoteFile
 
 
 @dataclass(frozen=True)
@@ -190,7 +180,7 @@ class Piece:
             values = self.file.read(self.name, part.within(held)[outer:])
             found = crc32(bytes_of(values), found) if self.name in sums else 0
             yield part, values.view(part.shape) if outer else values
-        if self.name in sums and hexadecimal(found) != sums[self.name]:
+        if self.name in sums and f"{found:08x}" != sums[self.name]:
             raise NumericsError(f"{self.name} is not what was written (checksum)")
 
 
@@ -216,11 +206,6 @@ class StoredTensor:
 def bytes_of(values: Tensor) -> memoryview:
     """Return the memory of a CPU tensor as bytes; the tensor is copied only if it is not contiguous."""
     return values.contiguous().flatten().view(torch.uint8).numpy().data
-
-
-def hexadecimal(checksum: int) -> str:
-    """Return a checksum as eight hexadecimal digits."""
-    return f"{checksum:08x}"
 
 
 def chunks(part: TensorSlice, itemsize: int) -> Iterator[TensorSlice]:
@@ -282,7 +267,7 @@ def write_tensors(
     sums = dict.fromkeys(sources, 0)
 
     def head() -> bytes:
-        texts = {**metadata, SUMS: json.dumps({name: hexadecimal(found) for name, found in sums.items()})}
+        texts = {**metadata, SUMS: json.dumps({name: f"{found:08x}" for name, found in sums.items()})}
         text = json.dumps({"__metadata__": texts, **header}).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text

@@ -18,7 +18,7 @@ from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.row_groups import Outlet, RowGroup
-from rlhf_trainer.run.step_models import StreamingRollout
+from rlhf_trainer.run.step_models import StreamingRollout, with_calls
 from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import Batch, Fields, register
 from tests.patience import PATIENCE_SECONDS
@@ -109,7 +109,7 @@ class Pools:
         scorers = [[("reader", "score")]]
         models = {"reader": self.reader}
         rollout = StreamingRollout(partial(self.writer.call, "generate_sequences"), models, scorers, self.log.streams)
-        self.actor: Any = self.writer.with_calls(generate_sequences=rollout.generate_sequences)
+        self.actor: Any = with_calls(self.writer, generate_sequences=rollout.generate_sequences)
 
     def stop(self) -> None:
         for group, pool in zip(self.groups, self.pools, strict=True):

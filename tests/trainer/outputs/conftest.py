@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_api.job import Job
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.opening import Listener
+from rlhf_trainer.outputs.opening import ListenersOf
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.telemetry import CONTROLLER, TRANSFER, Span, StepReport
@@ -33,7 +33,7 @@ def sft(tmp_path: Path) -> Job:
 def publisher_with(sft: Job, tmp_path: Path) -> Callable[..., Publisher]:
     """Makes the publisher of the SFT job, with its folder under tmp_path/run, for a display and other listeners."""
 
-    def made(display: Display, *outputs: Listener) -> Publisher:
+    def made(display: Display, outputs: ListenersOf = lambda _: []) -> Publisher:
         folder = JobFolder(tmp_path / "run", sft)
         folder.begin(None, inputs={})
         return Publisher(sft, folder, display, outputs)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rlhf_api.job import Job
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.live import POINTS, LiveDisplay, MetricHistory, display_for, sparkline
+from rlhf_trainer.outputs.live import POINTS, LiveDisplay, display_for, points_of, sparkline
 from rlhf_trainer.run.publisher import Publisher
 from tests.trainer.outputs.conftest import step_report
 
@@ -140,21 +140,16 @@ def test_an_error_leaves_the_terminal_as_it_was(
 
 
 def test_a_course_keeps_the_whole_run_in_few_points() -> None:
-    history = MetricHistory()
-    for step in range(10_000):
-        history.add(float(step))
-    assert POINTS / 2 <= len(history.points) < POINTS
-    gaps = {later - earlier for earlier, later in pairwise(history.points)}
+    points = points_of(list(map(float, range(POINTS * 256))))
+    assert len(points) == POINTS
+    gaps = {later - earlier for earlier, later in pairwise(points)}
     assert gaps == {256.0}, "each point is the mean of equally many steps"
-    assert history.points[0] == sum(range(256)) / 256
-    assert history.latest == 9999.0
+    assert points[0] == sum(range(256)) / 256
 
 
 def test_a_short_course_loses_nothing() -> None:
-    history = MetricHistory()
-    for step in range(POINTS - 1):
-        history.add(float(step))
-    assert history.points == list(map(float, range(POINTS - 1)))
+    values = list(map(float, range(POINTS)))
+    assert points_of(values) == values
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:

@@ -25,7 +25,7 @@ def test_ranks_of_different_pools_and_the_controller_are_apart(
     publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
     with open_listeners(OutputOptions(trace=True), tmp_path / "run", print) as outputs:
-        publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
+        publisher = publisher_with(Display(Console(file=StringIO())), outputs)
         publisher.begin(first_step=1, total_steps=2)
         publisher.step(step_report(1))
     found = {(event["process"], event["name"]): event for event in events(tmp_path / "run/tiny-sft/trace.json")}
@@ -45,7 +45,7 @@ def test_the_file_is_whole_after_every_step_and_stays_small(
 ) -> None:
     path = tmp_path / "run" / "tiny-sft" / "trace.json"
     with open_listeners(OutputOptions(trace=True), tmp_path / "run", print) as outputs:
-        publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
+        publisher = publisher_with(Display(Console(file=StringIO())), outputs)
         publisher.begin(first_step=1, total_steps=100)
         for number in range(1, 41):
             publisher.step(step_report(number))
@@ -59,7 +59,7 @@ def test_a_run_that_was_not_asked_for_more_keeps_its_first_steps(
     publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
     with open_listeners(OutputOptions(), tmp_path / "run", print) as outputs:
-        publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
+        publisher = publisher_with(Display(Console(file=StringIO())), outputs)
         publisher.begin(first_step=1, total_steps=100)
         for number in range(1, 41):
             publisher.step(step_report(number))

@@ -61,7 +61,7 @@ def test_the_port_serves_the_steps_of_a_publisher(
     port: int, publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
     with open_listeners(OutputOptions(metrics_port=port), tmp_path / "run", print) as outputs:
-        publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
+        publisher = publisher_with(Display(Console(file=StringIO())), outputs)
         publisher.begin(first_step=1, total_steps=4)
         publisher.step(step_report(1, "odd", loss__sft=3.0, time__step=2.0, time__update=1.5, bytes__reshard=100))
         publisher.step(step_report(2, loss__sft=2.5, time__step=1.0, time__update=0.5, bytes__reshard=100))
@@ -87,7 +87,7 @@ def test_the_documentation_names_exactly_what_is_exported(
     port: int, publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
     with open_listeners(OutputOptions(metrics_port=port), tmp_path / "run", print) as outputs:
-        publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
+        publisher = publisher_with(Display(Console(file=StringIO())), outputs)
         publisher.begin(first_step=1, total_steps=4)
         names = [metric.recorded.replace("*", "x") for metric in METRICS if metric.recorded != "step"]
         publisher.step(step_report(1, "odd", **dict.fromkeys(names, 1.0)))

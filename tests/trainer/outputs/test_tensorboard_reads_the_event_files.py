@@ -16,7 +16,7 @@ from tests.trainer.outputs.conftest import step_report
 def run_steps(publisher_with: Callable[..., Publisher], output: Path, losses: dict[int, float]) -> None:
     """A run of the steps in `losses`."""
     with open_listeners(OutputOptions(tensorboard=True), output, print) as outputs:
-        publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
+        publisher = publisher_with(Display(Console(file=StringIO())), outputs)
         with publisher.recording_the_end():
             publisher.begin(first_step=min(losses), total_steps=4)
             for number, loss in losses.items():

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from rlhf_trainer.run.slots import HEAP
+from rlhf_trainer.run.session import VARIABLES
 
 SCRIPT = """
 import gc, os, torch
@@ -36,6 +36,6 @@ def memory(environment: dict[str, str]) -> tuple[int, int]:
 
 
 def test_freed_tensors_leave_no_holes_in_the_heap() -> None:
-    held, left = memory(HEAP)
+    held, left = memory(VARIABLES["CPU"])
     assert held > 300 * MIB
     assert left < 30 * MIB

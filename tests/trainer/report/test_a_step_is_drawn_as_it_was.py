@@ -47,7 +47,7 @@ def drawn(folder: Path) -> StepTimeline:
 
 def times(picture: StepTimeline) -> dict[str, tuple[float, float]]:
     """Hover text of each bar -> its begin and end, in seconds of the step."""
-    return {bar.hover: (bar.start, bar.end) for lane in picture.lanes for bar in lane.bars}
+    return {bar.hover: (bar.start, bar.end) for _, bars in picture.lanes for bar in bars}
 
 
 def test_pools_that_take_turns_do_not_overlap(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_pools_that_take_turns_do_not_overlap(tmp_path: Path) -> None:
         "rollout.generate_sequences: 4 s": pytest.approx((0, 4)),
         "actor.update_actor: 6 s": pytest.approx((4, 10)),
     }
-    assert [(lane.name, lane.waits) for lane in picture.lanes] == [("train", "40%"), ("writers", "60%")]
+    assert [label for label, _ in picture.lanes] == ["train  40%", "writers  60%"]
     assert picture.later == picture.step
 
 
@@ -97,7 +97,7 @@ def test_the_page_shows_each_lane_with_its_bars_to_scale(tmp_path: Path) -> None
 def test_of_many_ranks_the_first_of_each_pool_is_drawn(tmp_path: Path, ranks: int, lanes: int) -> None:
     traced(tmp_path, PPO, ahead=False, ranks=ranks)
     picture = drawn(tmp_path)
-    assert [lane.name for lane in picture.lanes][:1] == ["train rank 0"]
+    assert picture.lanes[0][0].startswith("train rank 0  ")
     assert len(picture.lanes) == lanes
 
 

@@ -97,7 +97,7 @@ def test_a_group_is_compared_in_both_orders(server: Server) -> None:
     group = [sample(row, "x" * length) for row, length in enumerate((1, 2, 3))]
     asked = client(server, PAIR)
     assert scores(asked, *group, sample(3, "x", prompt="alone")) == [0.0, 0.5, 1.0, None]
-    assert len(server.seen) == asked.counts.questions == 6
+    assert len(server.seen) == asked.questions == 6
 
 
 def test_a_judge_that_prefers_a_place_prefers_nobody(server: Server) -> None:
@@ -132,7 +132,7 @@ def test_a_pair_counts_only_with_a_verdict_in_each_order(server: Server) -> None
     server.behave = half
     asked = client(server, PAIR)
     assert scores(asked, sample(0, "long"), sample(1, "s")) == [None, None]
-    assert (asked.counts.questions, asked.counts.unread) == (2, 1)
+    assert (asked.questions, asked.unread) == (2, 1)
 
 
 def test_no_question_with_a_verdict_is_asked_twice(server: Server) -> None:
@@ -210,7 +210,7 @@ def test_what_cannot_be_read_leaves_its_response_out(server: Server, body: bytes
     server.behave = one_is_bad
     asked = client(server)
     assert scores(asked, sample(0, "good"), sample(1, "bad"), sample(2, "better")) == [1.0, None, 1.0]
-    assert (asked.counts.questions, asked.counts.unread) == (3, 1)
+    assert (asked.questions, asked.unread) == (3, 1)
 
 
 def test_too_many_unread_answers_end_the_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,9 +79,9 @@ def test_a_number_is_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = samples("First, wipe the lamp.", "No.", "No.")
     found = [score.value for score in asked.scores(given)]
     assert set(found) <= {0.0, 1.0}
-    assert asked.counts.questions == 2
+    assert asked.questions == 2
     assert [score.value for score in asked.scores(given)] == found
-    assert asked.counts.questions == 0
+    assert asked.questions == 0
 
 
 def test_pairs_are_compared(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,11 +113,6 @@ def test_the_actor_learns_after_its_responses_are_kept(folder: Path) -> None:
         def __getattr__(self, method: str) -> Any:
             return lambda batch: calls.append(f"{self._name}.{method}({batch})")
 
-        def with_calls(self, **changed: Any) -> Any:
-            copied = Called(self._name)
-            vars(copied).update(changed)
-            return copied
-
     names = ("actor", "critic", "reference", "reward", "advantage", "rollouts")
     actor = step_models_of(job_with(folder), {name: Called(name) for name in names})["actor"]
     actor.compute_log_prob("a")

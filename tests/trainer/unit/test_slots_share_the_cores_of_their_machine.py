@@ -93,7 +93,7 @@ def test_slots_on_gpus_have_settings_of_their_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(slots, "version", lambda _: torch)
     for name in slots.ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
-    assert slots.settings("GPU") == (slots.GPU_SLOTS if is_known else {})
+    assert slots.settings("GPU") == (session.VARIABLES["GPU"] if is_known else {})
     assert slots.settings("CPU").keys() == {"MALLOC_MMAP_THRESHOLD_", "THP_MEM_ALLOC_ENABLE", "GOMP_SPINCOUNT"}
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
     assert not slots.settings("GPU"), "the newer name would hide the user's own value"

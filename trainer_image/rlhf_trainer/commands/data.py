@@ -24,19 +24,16 @@ from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.deep_check import origin_of
 from rlhf_trainer.run_folder.folder import with_written_data, writing
+from rlhf_trainer.workers.base import TEXT_FIELDS, side_fields
 from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.scoring import reward_code, terms_of
 from rlhf_trainer.workers.trials import made_samples, total_of, try_score, with_first_rows
 
 EXAMPLES, BINS, MAX_BAR = 3, 8, 40
 """Numbers of example rows that are shown, of bars of a histogram, and of characters of the histogram's longest bar."""
-TEXTS = {
-    "prompt_ids": ("prompt_mask", None),
-    "tokens": ("attention_mask", "response_mask"),
-    "chosen_tokens": ("chosen_mask", "chosen_response_mask"),
-    "rejected_tokens": ("rejected_mask", "rejected_response_mask"),
-}
-"""Field of token ids in a batch -> the field that masks padding, and the field that marks trained tokens."""
+LEARNED = [TEXT_FIELDS, *map(side_fields, ("chosen", "rejected"))]
+TEXTS = {"prompt_ids": ("prompt_mask", "")} | {text: (mask, learned) for text, mask, learned in LEARNED}
+"""Field of token ids in a batch -> the field that masks padding, and the field that marks trained tokens, if any."""
 OPEN, CLOSE = "\u27e6", "\u27e7"
 
 

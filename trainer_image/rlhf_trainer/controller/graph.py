@@ -51,10 +51,6 @@ class Recording:
     def __init__(self, name: str, worker_class: type, calls: Mapping[str, Callable[..., object]]) -> None:
         self._name, self._worker_class, self._calls = name, worker_class, calls
 
-    def with_calls(self, **calls: Callable[..., object]) -> Recording:
-        """Return a copy of this stand-in in which the given functions replace the methods of the same names."""
-        return Recording(self._name, self._worker_class, {**self._calls, **calls})
-
     def __getattr__(self, method: str) -> Callable[..., object]:
         if method in self._calls:
             return self._calls[method]

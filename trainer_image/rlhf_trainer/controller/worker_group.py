@@ -10,10 +10,9 @@ import operator
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Self
+from typing import Any
 
 import ray
 
@@ -201,7 +200,8 @@ class WorkerGroup:
             self._record(requests, [[*share.references, *groups] for share in shares])
             place, messages = len(self._open[0].calls) - 1, self._open
             if dealt and transfer.adds is not None:
-                return dealt.collect(self._send_if_read())
+                is_read = any(message.requests[-1].blocks for message in messages)  # else the calls stay unsent
+                return dealt.collect(self.send() if is_read else [[] for _ in messages])
         parts = [[messages[rank] for rank in ranks] for ranks in collected]
         return ValueFuture(parts, place, self._log, self._deadline)
 
@@ -212,14 +212,6 @@ class WorkerGroup:
         self._open = self._open or [Message(self.name, rank, references) for rank, references in enumerate(inputs)]
         for message, request in zip(self._open, requests, strict=True):
             message.add(request)
-
-    def _send_if_read(self) -> list[list[ray.ObjectRef]]:
-        """Send the recorded calls if other processes read fields of the last call; return references to its blocks.
-
-        If no other process reads them, the calls stay unsent and each rank's list is empty.
-        """
-        is_read = any(message.requests[-1].blocks for message in self._open)
-        return self.send() if is_read else [[] for _ in self._open]
 
     def send(self) -> list[list[ray.ObjectRef]]:
         """Send each rank its recorded calls; return for each rank the references to the blocks of the last call."""
@@ -300,9 +292,3 @@ class ModelHandle:
     def call_on_groups(self, method: str, batch: BatchFuture, groups: Sequence[ray.ObjectRef]) -> None:
         """Call a method on the finished rows in `groups`, which a generating call hands out while it still runs."""
         self._group.call(self._role, method, self._transfers[method], self.layout, batch, {}, groups=groups)
-
-    def with_calls(self, **calls: Callable[..., object]) -> Self:
-        """Return a copy of this handle in which the given functions replace the methods of the same names."""
-        changed = copy(self)
-        vars(changed).update(calls)
-        return changed

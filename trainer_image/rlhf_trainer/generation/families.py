@@ -9,24 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_api.tables import read_table
+
 if TYPE_CHECKING:  # a run reads the table before it imports transformers
     from transformers import PreTrainedConfig
 
-BY_VLLM = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"),
-    *("exaone4", "qwen2_moe", "qwen3_moe", "olmoe", "mixtral"),
-)
-"""`model_type` of each family for which vLLM has a model of its own."""
-BY_TRANSFORMERS = (
-    *("olmo2", "olmo3", "smollm3", "seed_oss", "hunyuan_v1_dense", "starcoder2", "arcee", "ministral"),
-    *("glm4", "cohere2", "ernie4_5"),
-)
-"""`model_type` of each family that vLLM's Transformers backend serves, with the modules of transformers.
-
-vLLM's own models of the last three do not fit: GLM-4 and Cohere 2 rename weights or have a norm of their own. ERNIE 4.5
-changes a rotary embedding that other models of the process share.
-"""
-GENERATED = (*BY_VLLM, *BY_TRANSFORMERS)
+FAMILIES = read_table(__package__, "families.yaml", dict[str, tuple[str, ...]])
+GENERATED = (*FAMILIES["by_vllm"], *FAMILIES["by_transformers"])
 """All families that can generate; tests/trainer/generation/test_every_family_is_generated_with.py."""
 OWN_CLASS = "AutoModelForCausalLM"
 """Key of a config's `auto_map` for the class of a language model in a Python file of the model's folder."""
@@ -59,7 +48,7 @@ def why_not_generated(
 def uses_modules(config: PreTrainedConfig, *, trust_remote_code: bool) -> bool:
     """Whether vLLM's Transformers backend serves models of a config, with the modules that the trainer trains."""
     is_own = has_own_class(getattr(config, "auto_map", None), trust_remote_code=trust_remote_code)
-    return is_own or config.model_type in BY_TRANSFORMERS
+    return is_own or config.model_type in FAMILIES["by_transformers"]
 
 
 def has_own_class(auto_map: Collection[str] | None, *, trust_remote_code: bool) -> bool:

@@ -8,43 +8,15 @@ import torch
 from transformers import PreTrainedConfig
 
 from rlhf_api.spec.rollout import Rollout
+from rlhf_api.tables import read_table
 from rlhf_mapper.architecture import positions_of
 from rlhf_trainer.errors import ConfigError, MemoryProblem
 from rlhf_trainer.generation.families import uses_modules
 
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, which also trains
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-CPU_ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCHDYNAMO_DISABLE": "1",  # else the first call with log-probs on CPU compiles C++ for 20 s
-}
-GPU_ENVIRONMENT = {
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
-    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it has no seeds, so vLLM would import it and never use it
-}
-"""Environment variables of vLLM on a GPU. With `NCCL_ONLY`, tensor-parallel ranks reduce by NCCL."""
-NCCL_ONLY = {
-    "disable_custom_all_reduce": True,
-    "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},  # by FlashInfer's all-reduce
-}
-"""Engine arguments that switch off vLLM's faster all-reduces for small tensors, which do not fit our ranks.
-
-Ray shows a process its own GPU only, as device 0, and the ranks of a tensor group, by the layout, are not neighbours.
-vLLM's custom all-reduce takes a rank's place in its group for a device number of this process: it asks whether device 0
-reaches device 1, and dies. Torch's symmetric memory refuses ranks of the same device number. FlashInfer's all-reduce,
-alone or fused, adds up in no fixed order, so a response would depend on more than its seed. It was not
-tried on several GPUs, nor was its cost measured.
-"""
-BACKEND = {"model_impl": "transformers", "enforce_eager": True}
-"""Engine arguments for vLLM's Transformers backend; eager, because `modules_served` leaves out vLLM's compilation."""
+SETTINGS = read_table(__package__, "vllm_settings.yaml", dict[str, dict[str, Any]])
+"""Environment variables and engine arguments by the case in which vLLM gets them."""
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 """Environment variable of vLLM; what it changes in a process stays, also for the next job of a chain."""
-RETURNS_EXPERTS = {"enable_return_routed_experts": True}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-"""Engine arguments and environment variables with which vLLM on GPUs returns the experts of tokens; not run here."""
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """Environment variable of vLLM with the number of layers of each pipeline stage."""
 CPU_BLOCK_TOKENS = 128
@@ -63,11 +35,11 @@ GIB = 1024**3
 
 def environment(rollout: Rollout | None = None, *, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, str]:
     """Return environment variables to set for vLLM: those that the user has not set, and the layers of stages."""
-    wanted = ENVIRONMENT | (GPU_ENVIRONMENT if on_gpu else CPU_ENVIRONMENT)
+    wanted: dict[str, str] = SETTINGS["environment"] | SETTINGS["gpu_environment" if on_gpu else "cpu_environment"]
     if on_gpu and rollout and rollout.batch_invariant:
         wanted = {**wanted, BATCH_INVARIANT: "1"}
     if on_gpu and rollout and rollout.routing == "Replay":
-        wanted = {**wanted, **RETURNS_EXPERTS[1]}
+        wanted = {**wanted, **SETTINGS["returns_experts_environment"]}
     stages = {STAGE_LAYERS: ",".join(map(str, stage_layers))} if stage_layers else {}
     return {name: value for name, value in wanted.items() if name not in os.environ} | stages
 
@@ -115,7 +87,7 @@ def engine_arguments(
     layers = max(stage_layers, default=int(config.num_hidden_layers))
     share = rollout.gpu_memory_utilization or UNMAPPED_SHARE
     device: dict[str, Any] = (
-        {"gpu_memory_utilization": share, "enable_sleep_mode": True, **NCCL_ONLY}
+        {"gpu_memory_utilization": share, "enable_sleep_mode": True, **SETTINGS["nccl_only"]}
         if on_gpu
         else _cache_on_cpu(config, max_tokens, sequences, layers=layers, shards=shards)
     )
@@ -133,8 +105,8 @@ def engine_arguments(
         "worker_extension_cls": "rlhf_trainer.generation.vllm_extension.WorkerExtension",
         **_scaled_positions(config),
         **device,
-        **(RETURNS_EXPERTS[0] if on_gpu and returns_experts else {}),
-        **(BACKEND if uses_modules(config, trust_remote_code=trust_remote_code) else {}),
+        **(SETTINGS["returns_experts"] if on_gpu and returns_experts else {}),
+        **(SETTINGS["backend"] if uses_modules(config, trust_remote_code=trust_remote_code) else {}),
     }
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,8 +22,8 @@ from rlhf_api.tables import read_table
 from rlhf_trainer.outputs.display import SHOWN, Display, LastingConsole, clock
 from rlhf_trainer.telemetry import StepReport
 
-POINTS = 48
-"""Number of a metric's points at which each two neighbours become one, so that half remain; even."""
+POINTS = 47
+"""Most points of a metric's sparkline."""
 BAR = 24
 BLOCKS = "▁▂▃▄▅▆▇"
 """Characters of a sparkline, lowest first; without the full block, so that a line does not touch the line above."""
@@ -34,35 +35,9 @@ MIN_SHARE = 0.01
 """Share of the steps' time below which a phase is not shown."""
 
 
-class MetricHistory:
-    """History of a metric over all steps so far, as fewer than POINTS means of equally many steps."""
-
-    def __init__(self) -> None:
-        self.latest = math.nan
-        self.points: list[float] = []
-        self._open: list[float] = []
-        self._steps_a_point = 1
-
-    def add(self, value: float) -> None:
-        """Add the value of a step; when there are POINTS points, each two neighbours become their mean."""
-        self.latest = value
-        self._open.append(value)
-        if len(self._open) < self._steps_a_point:
-            return
-        points, self._open = [*self.points, mean(self._open)], []
-        if len(points) == POINTS:
-            points = [mean(points[i : i + 2]) for i in range(0, POINTS, 2)]
-            self._steps_a_point *= 2
-        self.points = points  # in one piece: the thread that draws may be reading the old ones
-
-    def range(self, form: str) -> str:
-        """Return the range of the points as text, `lowest to highest`, in the format `form`; empty without points."""
-        finite = [point for point in self.points if math.isfinite(point)]
-        return f"{min(finite):{form}} to {max(finite):{form}}" if finite else ""
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def points_of(values: Sequence[float]) -> list[float]:
+    """Return the values of all steps as at most POINTS means, each of about equally many steps."""
+    return [float(part.mean()) for part in np.array_split(values, min(len(values), POINTS))]
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -86,7 +61,8 @@ class JobView:
     """Start of the job on the monotonic clock."""
     seconds: float | None = None
     left: float | None = None
-    histories: dict[str, MetricHistory] = field(default_factory=dict)
+    histories: dict[str, list[float]] = field(default_factory=dict)
+    """Values of each shown metric in all steps so far."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds that the job spent in each phase of its steps, over all steps so far."""
 
@@ -120,7 +96,7 @@ class LiveDisplay(Display):
         view.left = self.seconds_left(view.step)
         for name, value in record.items():
             if name in SHOWN:
-                view.histories.setdefault(name, MetricHistory()).add(value)
+                view.histories.setdefault(name, []).append(value)
             elif name.startswith("time/") and name != "time/step":
                 phase = name.removeprefix("time/")
                 view.phases[phase] = view.phases.get(phase, 0.0) + value
@@ -178,9 +154,11 @@ def history_table(view: JobView) -> Table:
     whole = {"no_wrap": True}
     table = grid(whole, {**whole, "justify": "right"}, {**whole, "style": "cyan"}, {**whole, "style": "dim"})
     for name, (label, form) in SHOWN.items():
-        if name in view.histories:
-            history = view.histories[name]
-            table.add_row(label, f"{history.latest:{form}}", sparkline(history.points), history.range(form))
+        if values := view.histories.get(name):
+            points = points_of(values)
+            finite = [point for point in points if math.isfinite(point)]
+            span = f"{min(finite):{form}} to {max(finite):{form}}" if finite else ""
+            table.add_row(label, f"{values[-1]:{form}}", sparkline(points), span)
     return table
 
 

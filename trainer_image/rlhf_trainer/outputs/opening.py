@@ -3,7 +3,7 @@
 The module of an output is imported only if the output is requested.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,45 +42,29 @@ class OutputOptions:
     metrics_port: int | None = None
 
 
+ListenersOf = Callable[[Job], list[Listener]]
+"""Function that returns the listeners of a job whose first step starts: those of the run, and those in its manifest."""
+
+
 @contextmanager
-def open_listeners(options: OutputOptions, output: Path, warn: Callable[[str], None]) -> Iterator[Sequence[Listener]]:
-    """Open the listeners of a run, which write to `output`. EnvironmentProblem if the metrics port cannot be opened."""
-    listeners: list[Listener] = []
+def open_listeners(options: OutputOptions, output: Path, warn: Callable[[str], None]) -> Iterator[ListenersOf]:
+    """Open the outputs of a run, which write to `output`. EnvironmentProblem if the metrics port cannot be opened."""
+    of_run: list[Listener] = [Trace(output, latest=LATEST_STEPS if options.trace else 0)]
+
+    def listeners_of(job: Job) -> list[Listener]:
+        found, folder = [*of_run], JobFolder(output, job)
+        if options.tensorboard or job.spec.outputs.tensorboard:
+            from rlhf_trainer.outputs.event_files import EventFiles
+
+            found.append(EventFiles(output / "tensorboard"))
+        return found + [Tracker(service, folder, warn) for service in services(job, folder.path)]
+
     with ExitStack() as stack:
         if options.metrics_port is not None:
             from rlhf_trainer.outputs.metrics import serve_metrics
 
-            listeners.append(stack.enter_context(serve_metrics(options.metrics_port)))
-        listeners.append(JobOutputs(output, tensorboard=options.tensorboard, warn=warn))
-        listeners.append(Trace(output, latest=LATEST_STEPS if options.trace else 0))
-        yield listeners
-
-
-class JobOutputs:
-    """Listener that passes a job's steps to the outputs in its manifest; tensorboard: every job has event files."""
-
-    def __init__(self, output: Path, *, tensorboard: bool, warn: Callable[[str], None]) -> None:
-        self._output, self._tensorboard, self._warn = output, tensorboard, warn
-        self._listeners: list[Listener] = []
-
-    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:
-        if self._tensorboard or job.spec.outputs.tensorboard:
-            from rlhf_trainer.outputs.event_files import EventFiles
-
-            self._listeners.append(EventFiles(self._output / "tensorboard"))
-        folder = JobFolder(self._output, job)
-        self._listeners += [Tracker(service, folder, self._warn) for service in services(job, folder.path)]
-        for listener in self._listeners:
-            listener.begin(job, first_step=first_step, total_steps=total_steps)
-
-    def step(self, report: StepReport) -> None:
-        for listener in self._listeners:
-            listener.step(report)
-
-    def end(self, phase: Phase) -> None:
-        ending, self._listeners = self._listeners, []
-        for listener in ending:
-            listener.end(phase)
+            of_run.append(stack.enter_context(serve_metrics(options.metrics_port)))
+        yield listeners_of
 
 
 def services(job: Job, folder: Path) -> list[Service]:

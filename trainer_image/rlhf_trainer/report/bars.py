@@ -16,12 +16,9 @@ LETTER = 6.4
 BAR_HEIGHT, LEAST_WIDTH = 0.72, 1.0
 """Share of a row's height that a bar fills, and minimum width of a bar in points."""
 WHITE = "#ffffff"
-PLAIN: dict[Any, Any] = {"svg.fonttype": "none", "text.parse_math": False, "ytick.left": False} | dict.fromkeys(
-    ("axes.spines.top", "axes.spines.right", "axes.spines.left"), False
-)
-"""Matplotlib's settings of every picture: text stays text, and no frame."""
 STYLES = read_table(__package__, "styles.yaml", dict[str, dict[str, Any]])
-"""Further settings of plots and of plans, and colours of phases."""
+"""Matplotlib's settings of every picture, further ones of plots and of plans, and colours of phases."""
+PLAIN: dict[Any, Any] = STYLES["plain"]
 
 
 @dataclass(frozen=True, kw_only=True)

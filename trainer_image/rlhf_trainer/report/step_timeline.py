@@ -20,13 +20,8 @@ CONTROLLER, TRANSFER = "controller", "transfer"
 """Phases of a step in which no rank computes: the controller's own work, and moving or awaiting data."""
 
 
-@dataclass(frozen=True)
-class Lane:
-    """Row of a rank: name, bars with the longest first, and the share of the step in which the rank waits."""
-
-    name: str
-    bars: Sequence[Bar]
-    waits: str
+Lane = tuple[str, Sequence[Bar]]
+"""Row of a rank: its name with the share of the step in which the rank waits, and bars with the longest first."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,7 @@ class StepTimeline:
 
     def plot(self) -> Markup:
         """Draw the step: a row for each rank, with a bar for each piece of its work."""
-        rows = [(f"{lane.name}  {lane.waits}", lane.bars) for lane in self.lanes]
-        return plots.timeline(f"step {self.step}", rows, self.seconds)
+        return plots.timeline(f"step {self.step}", self.lanes, self.seconds)
 
 
 def step_timeline(job: JobRecord) -> StepTimeline | None:
@@ -101,7 +95,7 @@ def _lane(name: str, events: Sequence[Event], step: int, seconds: float) -> Lane
         colour, labels = plots.SERIES[_colour(event.phase)], (event.phase + later, event.phase)
         hover = f"{event.name}{later}: {duration(event.end - event.start)}"
         bars.append(Bar(start=event.start, end=event.end, colour=colour, labels=labels, hover=hover))
-    return Lane(name=name, bars=bars, waits=f"{1 - worked / seconds:.0%}")
+    return f"{name}  {1 - worked / seconds:.0%}", bars
 
 
 def _covered(events: Sequence[Event]) -> float:

@@ -302,20 +302,16 @@ class ModuleRun:
         self._program, self._module, self.has_passed = program, module, False
 
     def pytest_collection(self, session: pytest.Session) -> bool:
-        """Collect and run the tests, but those that their marks leave out; an exception ends the run."""
+        """Collect and run the tests, but those that a right program need not pass; an exception ends the run."""
         made = pytest.Module.from_parent(session, path=Path(__file__), nodeid="test")
         made.obj = self._module
         with suppress(BaseException):
-            items = [each for each in session.genitems(made) if not _is_left_out(each)]
+            every = session.genitems(made)
+            items = [each for each in every if not (each.get_closest_marker("xfail") or evaluate_skip_marks(each))]
             for item in items:
                 self._program.run(_run_item, item)
             self.has_passed = bool(items) and not session.testsfailed
         return True
-
-
-def _is_left_out(item: pytest.Item) -> bool:
-    """Whether the marks of a test say that a right program need not pass it."""
-    return item.get_closest_marker("xfail") is not None or evaluate_skip_marks(item) is not None
 
 
 def _run_item(item: pytest.Item) -> None:

@@ -33,7 +33,7 @@ class Answer(NamedTuple):
     """Body of the answer, cut off once it is longer than `Endpoint.longest`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Endpoint:
     """Address of an HTTP service, and limits of the requests to it."""
 

@@ -22,15 +22,7 @@ REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStat
 """HTTP statuses by which a judge's server refuses one question, as too long or for its content."""
 
 
-@dataclass
-class Counts:
-    """Numbers of questions and of unreadable answers in one call of `JudgeClient.scores`."""
-
-    questions: int = 0
-    unread: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class JudgeClient(Endpoint):
     """Client of the judge that remembers verdicts: this process repeats no question that has got a verdict."""
 
@@ -39,7 +31,9 @@ class JudgeClient(Endpoint):
     judge: Judge
     verdicts: dict[bytes, float] = field(default_factory=dict, repr=False)
     """Verdicts so far: hash of a question -> score from 0 to 1, or share that the first of two responses wins."""
-    counts: Counts = field(default_factory=Counts, repr=False)
+    questions: int = 0
+    unread: int = 0
+    """Numbers of questions and of unreadable answers in the last call of `scores`."""
 
     def scores(self, samples: Sequence[Sample], among: Sequence[Sample] = ()) -> list[Score]:
         """Return a score from 0 to 1 for each sample; None without a verdict or a response to compare with.
@@ -88,12 +82,12 @@ class JudgeClient(Endpoint):
         new = {key: each for key, each in distinct.items() if key not in self.verdicts}
         found = self.answers([(self._request(question), sample) for question, sample in new.values()], self._verdict)
         self.verdicts.update((key, verdict) for key, verdict in zip(new, found, strict=True) if verdict is not None)
-        self.counts.questions, self.counts.unread = len(found), found.count(None)
-        if self.counts.unread > self.judge.max_unread_share * len(distinct):
+        self.questions, self.unread = len(found), found.count(None)
+        if self.unread > self.judge.max_unread_share * len(distinct):
             span = f"[[a number from {self.judge.minimum:g} to {self.judge.maximum:g}]]"
             expected = "[[A]], [[B]] or [[C]]" if self.judge.compares else span
             about = next(sample for (_, sample), verdict in zip(new.values(), found, strict=True) if verdict is None)
-            sentence = f"gave no verdict, {expected}, on {self.counts.unread} of {len(distinct)} questions"
+            sentence = f"gave no verdict, {expected}, on {self.unread} of {len(distinct)} questions"
             raise self.refused(sentence, about)
         return list(map(self.verdicts.get, keys))
 

@@ -229,11 +229,6 @@ def _last_block(response: str, *languages: str) -> str:
     return str([text, *(each for _, each in blocks), *(each for mark, each in blocks if mark.lower() in languages)][-1])
 
 
-def _by_regex(verifier: spec.Regex) -> Judge:
-    pattern = re.compile(verifier.pattern)
-    return lambda response, _: float(pattern.search(response) is not None)
-
-
 def _by_format(verifier: spec.Format) -> Judge:
     """Return the judge of the verifier Format: all tags in order, each exactly once, and no tag in their texts."""
 
@@ -251,7 +246,7 @@ JUDGES: Mapping[type[spec.Verifier], Callable[[Any], Judge]] = {
     spec.ExactMatch: partial(_comparing, lambda given, answer: float(given.strip() == answer.strip())),
     spec.FuzzyMatch: partial(_comparing, _same_words),
     spec.JSONSchema: _by_schema,
-    spec.Regex: _by_regex,
+    spec.Regex: lambda each: lambda response, _: float(re.search(each.pattern, response) is not None),
     spec.Format: _by_format,
     spec.Length: lambda each: lambda response, _: float(each.minimum <= len(response.strip()) <= each.maximum),
     spec.Code: lambda _: lambda response, tests: float(passed_tests(_last_block(response, *PYTHON), tests)),

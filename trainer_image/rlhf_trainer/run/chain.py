@@ -57,7 +57,7 @@ def run_file(
     cpu_slots = max((sum(pool.size for pool in placed.mapping.pools) for placed in own.values()), default=0)
     display = display_for(jobs)
     stop = StopSignals(display.say)
-    with only_run_in(output), open_listeners(options, output, display.warn) as listeners:
+    with only_run_in(output), open_listeners(options, output, display.warn) as listeners_of:
         starts = starts_of(jobs, output, display, restart=restart)
         pending = [job for job in jobs if job.name in starts]
         if pending and chosen:
@@ -68,7 +68,7 @@ def run_file(
             display.showing(pending),
         ):
             if pending:
-                context = RunContext(output=output, display=display, listeners=listeners, stop=stop)
+                context = RunContext(output=output, display=display, listeners_of=listeners_of, stop=stop)
                 run_pending(pending, jobs, own, folders, starts, context)
         display.table(read_summary(output))
         write_report_or_warn(output, display)

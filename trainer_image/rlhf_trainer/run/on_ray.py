@@ -30,7 +30,7 @@ from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.publisher import Publisher, RunContext
 from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
-from rlhf_trainer.run.step_models import Handle, RolloutPool, connected, step_models_of
+from rlhf_trainer.run.step_models import Handle, RolloutPool, connected, step_models_of, with_calls
 from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, with_routing, worker_specs
 from rlhf_trainer.run_folder.commands import STACKS
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, with_written_data
@@ -56,7 +56,7 @@ def run_on_ray(
     context: RunContext,
 ) -> None:
     """Run one job into its folder and add its measures to summary.json."""
-    publisher = Publisher(job, JobFolder(context.output, job), context.display, context.listeners)
+    publisher = Publisher(job, JobFolder(context.output, job), context.display, context.listeners_of)
     folder, checkpoint, mapping = publisher.folder, start.checkpoint, placed.mapping
     with publisher.recording_the_end():
         folder.begin(checkpoint, inputs=start.inputs, files=start.files, mapping=mapping)
@@ -208,7 +208,8 @@ class RayRuntime:
     ) -> RolloutPool:
         """Return the pool or servers that generate, joined with the actor's ranks; a RolloutPool if the actor does."""
         if self._job.generates_elsewhere:
-            return Servers(self._join_servers)
+            servers: RolloutPool = with_calls(RolloutPool(), gather=self._join_servers)
+            return servers  # weights go to those that are reachable
         if not self._job.generates_apart:
             return RolloutPool()
         pool = next(pool for pool in self._placed.pools if "rollout" in pool.models)
@@ -236,7 +237,10 @@ class RayRuntime:
         return self._replaceable
 
     def _join_servers(self) -> None:
-        """Join the actor's ranks and the servers in a group, if there are other servers than before."""
+        """Join the actor's ranks and the servers in a group, if there are other servers than before.
+
+        The first exchange of a new group brings all weights.
+        """
         servers = self._handles["rollout"].call("found").result()[0]  # (machine, ranks) each, all with as many ranks
         if servers:
             hosts = [host for host, ranks in servers for _ in range(ranks)]
@@ -356,14 +360,3 @@ class ReplaceablePool(RolloutPool):
             self._group.restart()
             self._log.abandon(deadline=self._deadline.seconds)
             self._build()
-
-
-class Servers(RolloutPool):
-    """External servers. Weights go to the servers that are reachable at that moment."""
-
-    def __init__(self, join: Callable[[], None]) -> None:
-        """join: forms a new group if other servers are reachable than before; its first exchange brings all weights."""
-        self._join = join
-
-    def gather(self) -> None:
-        self._join()

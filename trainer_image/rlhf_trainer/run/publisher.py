@@ -10,7 +10,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import TrainerError, reason_of, user_error
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.opening import Listener
+from rlhf_trainer.outputs.opening import Listener, ListenersOf
 from rlhf_trainer.run.job_run import Reporter
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder, writing
@@ -23,17 +23,18 @@ class RunContext:
 
     output: Path
     display: Display
-    listeners: Sequence[Listener]
+    listeners_of: ListenersOf
     stop: StopSignals
 
 
 class Publisher(Reporter):
     """Publisher of one job's sentences and steps, to its folder, the terminal and the run's outputs."""
 
-    def __init__(self, job: Job, folder: JobFolder, display: Display, outputs: Sequence[Listener] = ()) -> None:
+    def __init__(self, job: Job, folder: JobFolder, display: Display, listeners_of: ListenersOf = lambda _: []) -> None:
         self.folder = folder
         self._job, self._display = job, display
-        self._listeners: Sequence[Listener] = (display, *outputs)
+        self._listeners: list[Listener] = [display]
+        self._listeners_of = listeners_of
         self._total_steps = 0
 
     def say(self, *messages: str) -> None:
@@ -51,6 +52,7 @@ class Publisher(Reporter):
     def begin(self, *, first_step: int, total_steps: int) -> None:
         """Tell the listeners that the first step of this run starts now."""
         self._total_steps = total_steps
+        self._listeners += self._listeners_of(self._job)
         for listener in self._listeners:
             listener.begin(self._job, first_step=first_step, total_steps=total_steps)
 

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import ray
 from ray._private import services, utils, worker
@@ -25,10 +26,13 @@ from ray._raylet import (  # type: ignore[attr-defined]  # compiled, without typ
     persist_port,
 )
 
+from rlhf_api.tables import read_table
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.machine import cores
 from rlhf_trainer.run.stopping import SIGNALS, Stopped
 
+VARIABLES = read_table(__package__, "variables.yaml", dict[str, dict[str, str]])
+"""Environment variables of a run's Ray (`ray`), and of its processes by their device."""
 START_SECONDS = 180
 """Seconds that the processes of our own Ray may take to start; Ray itself would wait for 30."""
 MONITORS = ("start_api_server", "start_monitor", "start_log_monitor")
@@ -44,15 +48,9 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
 
     An own Ray has room for `cpu_slots` CPU workers, however many cores there are. EnvironmentProblem if none starts.
     """
-    os.environ.setdefault("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")  # by itself a second, while it waits
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # none of ours is one that is started in advance
-    os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # by itself 30 s: a busy machine takes longer
-    os.environ.setdefault("RAY_worker_niceness", "0")  # by itself 15: whatever else runs here would come first
+    os.environ |= {name: value for name, value in VARIABLES["ray"].items() if name not in os.environ}
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     options |= {} if address else {"num_cpus": max(cpu_slots, cores()), "include_dashboard": False}
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every call's error is raised where it is waited for
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     if address:
         _require_listener(address)
@@ -184,14 +182,10 @@ def started_by_us(reserved: socket.socket) -> Iterator[None]:
     changes[services, "ConsolePopen"] = OwnProcess
     changes[services, "get_node"] = partial(_await_node, services.get_node)
     changes[worker, "listen_error_messages"] = lambda *_, **__: None
-    kept = {(owner, name): getattr(owner, name) for owner, name in changes}
-    for place, change in changes.items():
-        setattr(*place, change)
-    try:
+    with ExitStack() as stack:
+        for (owner, name), change in changes.items():
+            stack.enter_context(patch.object(owner, name, change))
         yield
-    finally:
-        for place, before in kept.items():
-            setattr(*place, before)
 
 
 def _require_listener(address: str) -> None:

@@ -18,32 +18,14 @@ from rlhf_trainer.controller.worker_group import WorkerGroup
 from rlhf_trainer.errors import CommunicationError, TrainerError
 from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.run.elastic_pool import ElasticMachines, elastic_machines
-from rlhf_trainer.run.session import how_ray_ended
+from rlhf_trainer.run.session import VARIABLES, how_ray_ended
 from rlhf_trainer.run_folder.attempt import own_attempt
 
 COLLECTIVE_DEADLINES = 2
 """Timeout of a collective in call deadlines: the controller, which can see the rank to blame, gives up first."""
-HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20), "THP_MEM_ALLOC_ENABLE": "1"}
-"""Environment variables of glibc and torch: blocks of at least 4 MiB go back to the system when freed.
-
-By default glibc soon keeps all blocks below 32 MiB, such as the weights of a layer, in heaps full of holes. Blocks of
-new memory come in pages of 2 MiB instead of 4 KiB: the faults of small pages take longer than an elementwise kernel.
-"""
 THREADS = "OMP_NUM_THREADS"
-WAITING = {"GOMP_SPINCOUNT": "1000"}
-"""Environment variable of OpenMP: how often a waiting thread looks for work before it yields its core (microseconds).
-
-By default OpenMP looks for milliseconds, and beside other programs a step then takes many times as long; without
-looking at all, each wait costs a wake-up.
-"""
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Names of the environment variable of torch's allocator, the new one first."""
-GPU_SLOTS = {ALLOCATOR[0]: "expandable_segments:True,pinned_max_round_threshold_mb:1"}
-"""Environment variable of torch 2.13 for GPUs: segments of memory grow, which leaves fewer holes.
-
-Pinned blocks above 1 MiB are not rounded up to powers of two. vLLM 0.32 turns growing segments off for the memory
-that sleep frees.
-"""
 
 
 class Slots:
@@ -154,9 +136,9 @@ def likeness(placed: DeviceMapping, deadline: float) -> object:
 def settings(device: Device) -> dict[str, str]:
     """Return the settings of memory and waiting threads for processes on a device; the user's own values win."""
     if device == "CPU":
-        return {name: os.environ.get(name, value) for name, value in (HEAP | WAITING).items()}
+        return {name: os.environ.get(name, value) for name, value in VARIABLES["CPU"].items()}
     is_known = tuple(map(int, version("torch").split(".")[:2])) >= (2, 13)  # others refuse unknown names
-    return GPU_SLOTS if is_known and not any(name in os.environ for name in ALLOCATOR) else {}
+    return VARIABLES["GPU"] if is_known and not any(name in os.environ for name in ALLOCATOR) else {}
 
 
 def import_workers() -> None:

@@ -1,12 +1,10 @@
-"""Models that an algorithm's step is called with: the handles of a job's workers, some with replaced calls.
-
-`with_calls` of a handle returns a copy in which other functions make the named calls.
-"""
+"""Models that an algorithm's step is called with: the handles of a job's workers, some with replaced calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlhf_api.job import Job
@@ -20,14 +18,7 @@ Rows: TypeAlias = Any  # a batch of references on the controller, of tensors und
 Scorers = Sequence[Sequence[tuple[str, str]]]
 """Scoring calls (model, method) in other pools, for each generating call of a step in order."""
 MAY_BE_LEFT_OUT = ("reference", "reward")
-
-
-class LeftOut:
-    """Stand-in for a model that the job does without: each call returns the batch unchanged."""
-
-    def __init__(self, methods: Iterable[str]) -> None:
-        """methods: names of the methods that the step calls."""
-        vars(self).update(dict.fromkeys(methods, lambda batch, **_: batch))
+"""Models that a job may do without; each call of one then returns the batch unchanged."""
 
 
 class RolloutPool:
@@ -160,6 +151,13 @@ class StreamingRollout:
         return batch
 
 
+def with_calls(handle: Handle, **calls: Callable[..., object]) -> Handle:
+    """Return a copy of a handle, or of a pool, in which the given functions replace the methods of the same names."""
+    changed = object.__new__(type(handle))  # `copy` would ask a stand-in for methods that it lacks
+    vars(changed).update(vars(handle) | calls)
+    return changed
+
+
 def connected(
     job: Job,
     handles: Mapping[str, Handle],
@@ -175,31 +173,30 @@ def connected(
     models = dict(handles)
     if job.spec.columns(job.spec.data.train):
         data = handles["data"]
-        models["data"] = data.with_calls(load_batch=lambda blank: data.load_columns(data.load_batch(blank)))
+        models["data"] = with_calls(data, load_batch=lambda blank: data.load_columns(data.load_batch(blank)))
     if job.reference_is_actor:
         actor, calls = handles["actor"], (call for model, call in job.spec.algorithm.calls if model == "reference")
         without_adapter = {call: getattr(actor, call.replace("compute_", "compute_ref_", 1)) for call in calls}
-        models["reference"] = actor.with_calls(**without_adapter)
+        models["reference"] = with_calls(actor, **without_adapter)
     if job.generates_apart:
         is_partial = job.spec.rollout.partial is not None
         apart = ApartRollout(handles["actor"], handles["rollout"], pool or RolloutPool(), interrupts=is_partial)
-        models["actor"] = handles["actor"].with_calls(
-            generate_sequences=apart.generate_sequences, generate_ahead=apart.generate_ahead
+        models["actor"] = with_calls(
+            handles["actor"], generate_sequences=apart.generate_sequences, generate_ahead=apart.generate_ahead
         )
     if streams and any(scorers):
         rollout = StreamingRollout(models["actor"].generate_sequences, handles, scorers, streams)
-        models["actor"] = models["actor"].with_calls(generate_sequences=rollout.generate_sequences)
+        models["actor"] = with_calls(models["actor"], generate_sequences=rollout.generate_sequences)
     return models
 
 
 def step_models_of(job: Job, models: Mapping[str, Handle]) -> dict[str, Handle]:
     """Return the models that the algorithm's step takes, by parameter: all its arguments but the batch."""
     algorithm = job.spec.algorithm
-    inputs: dict[str, Handle] = {
-        name: LeftOut(method for model, method in algorithm.calls if model == name)
-        for name in MAY_BE_LEFT_OUT
-        if name in algorithm.models
-    }
+    inputs: dict[str, Handle] = {}
+    for name in [each for each in MAY_BE_LEFT_OUT if each in algorithm.models]:
+        methods = [method for model, method in algorithm.calls if model == name]
+        inputs[name] = SimpleNamespace(**dict.fromkeys(methods, lambda batch, **_: batch))
     inputs |= {name: models[name] for name in algorithm.models if name in models}
     if "rollouts" in models:
         actor, rollouts = inputs["actor"], models["rollouts"]
@@ -209,5 +206,5 @@ def step_models_of(job: Job, models: Mapping[str, Handle]) -> dict[str, Handle]:
             rollouts.keep(batch)
             return actor.update_actor(batch)
 
-        inputs["actor"] = actor.with_calls(update_actor=keep_and_update)
+        inputs["actor"] = with_calls(actor, update_actor=keep_and_update)
     return inputs

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.status import Status
-from rlhf_planning.job_table import JobLine, show
+from rlhf_planning.job_table import JobLine, age, show
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import (
@@ -72,7 +72,8 @@ def show_checkpoints(output: Path) -> None:
         for checkpoint in found:
             size = f"{checkpoint.bytes / 1e6:,.1f} MB"
             state = checkpoint.problem or (f"whole, best by {folder.best_by}" if checkpoint.step == best else "whole")
-            table.add_row(f"  {checkpoint.name}", size, _age_of(checkpoint), state)
+            seconds = (datetime.now(UTC) - saved).total_seconds() if (saved := checkpoint.saved_at) else None
+            table.add_row(f"  {checkpoint.name}", size, age(seconds), state)
         console.print(table if table.row_count else "  none")
 
 
@@ -88,16 +89,6 @@ def _best_step(folder: JobFolder, found: Sequence[Checkpoint]) -> int | None:
     with reading(newest.uri):
         best = newest.state().get("best")
         return int(best[0]) if best and best[2] == folder.best_by else None
-
-
-def _age_of(checkpoint: Checkpoint) -> str:
-    if checkpoint.saved_at is None:
-        return "-"
-    seconds = (datetime.now(UTC) - checkpoint.saved_at).total_seconds()
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def save_now(output: Path | None) -> str:

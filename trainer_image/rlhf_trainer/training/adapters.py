@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from transformers.utils import cached_file
 
 from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.lora import Lora
+from rlhf_api.tables import read_table
 from rlhf_trainer.errors import ConfigError, DataError
 from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.stored_tensors import LocalFile, Piece, StoredTensor, TensorSource, read_into, write_tensors
@@ -204,17 +206,7 @@ def _sum(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Prefix that PEFT puts before the name of a model's parameter."""
-PLAIN: Mapping[str, object] = {
-    "peft_type": "LORA",
-    "lora_dropout": 0.0,
-    "bias": "none",
-    "fan_in_fan_out": False,
-    "use_rslora": False,
-    "use_dora": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "layers_to_transform": None,
-}
+PLAIN = read_table(__package__, "adapter_config.yaml", dict[str, Any])
 """Fields of adapter_config.json and the only supported value of each; an adapter to read may have any dropout."""
 
 

@@ -151,13 +151,9 @@ def _mesh(ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
     """Make a device mesh of ranks with named axes; its groups have the time limit of `start`. A collective."""
     mesh = DeviceMesh(device_here().type, ranks, mesh_dim_names=names)
     for name in names:
-        _set_timeout(mesh[name])
+        if _timeout:
+            distributed_c10d._set_pg_timeout(_timeout, mesh[name].get_group())  # noqa: SLF001 there is no public name
     return mesh
-
-
-def _set_timeout(axis: DeviceMesh) -> None:
-    if _timeout is not None:
-        distributed_c10d._set_pg_timeout(_timeout, axis.get_group())  # noqa: SLF001 there is no public name
 
 
 class ModelMesh:

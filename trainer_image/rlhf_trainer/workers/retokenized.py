@@ -8,6 +8,7 @@ import torch
 from rlhf_api.job import Job
 from rlhf_api.spec.data import Rows
 from rlhf_api.spec.job_spec import JobSpec
+from rlhf_trainer.data.ragged import Ragged
 from rlhf_trainer.data.tokens import Column, Encoder, Ids
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.types import Batch, Fields
@@ -38,12 +39,9 @@ class Retokenized:
         if self._longest and width > self._longest:
             sample = max(zip(found, samples, strict=True), key=lambda each: len(each[0]))[1]
             raise DataError(f"{self._path}: reads {self._longest} tokens, and {width} are needed for {sample}")
-        tokens = torch.full((batch.size, width), int(self._own.pad_token_id or 0))
-        mask = torch.zeros(batch.size, width)
-        mask[:, 0] = 1.0
-        for row, ids in zip(rows, found, strict=True):
-            tokens[row, : len(ids)] = torch.tensor(ids)
-            mask[row, : len(ids)] = 1.0
+        padding = int(self._own.pad_token_id or 0)
+        by_row = dict(zip(rows, found, strict=True))
+        tokens, mask = Ragged.of(by_row.get(row) or [padding] for row in range(batch.size)).padded(width, padding)
         device = batch["tokens"].device
         return {
             "tokens": tokens.to(device),

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -183,7 +184,7 @@ def start_engine(
     return engine, environments
 
 
-def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
+def turn_transfers(_: type[Any], /, marks: Marks, *, setting: WorkerSetting, **__: object) -> Marks:
     """Return a generating worker's transfer declarations; with turns it reads columns and adds `TURN_FIELDS`, too.
 
     With routing replay it also adds the experts of tokens.
@@ -256,10 +257,7 @@ class RolloutWorker:
             setting, tokenizer, engine, environments, agree_on_width=agree_on_width, costs=RowCosts(model)
         )
 
-    @classmethod
-    def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Declare that `generate_sequences` reads and adds the fields of episodes, if responses have several turns."""
-        return turn_transfers(marks, setting)
+    change_transfers = classmethod(turn_transfers)
 
     @register(ONE_TO_ALL)
     def span_pools(self, *, span: Span) -> None:

@@ -157,8 +157,8 @@ class ScoringWorker:
         if not self._scores_here:
             return None
         scores = code.scores(samples, among=[sample for each in everyone for sample in each])
-        recorder.add("judge/questions", code.counts.questions)
-        recorder.add("judge/unread", code.counts.unread)
+        recorder.add("judge/questions", code.questions)
+        recorder.add("judge/unread", code.unread)
         return scores
 
     def _measure(self, name: str, part: Numbers, batch: Batch) -> None:

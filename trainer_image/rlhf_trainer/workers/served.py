@@ -6,12 +6,10 @@ vllm serve MODEL --worker-extension-cls rlhf_trainer.workers.served.ServedWorker
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor
 from transformers import AutoConfig
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
@@ -21,7 +19,6 @@ from rlhf_trainer.generation.vllm_extension import WorkerExtension
 from rlhf_trainer.generation.weight_layout import locations_of
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
 from rlhf_trainer.meeting import Meeting
-from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.workers.weight_links import PoolExchange
 
 START = secrets.token_hex(8)
@@ -56,9 +53,10 @@ class ServedWorker(WorkerExtension):
     def join_actor(self, span: dict[str, Any], config: dict[str, Any], sends_changes: bool) -> None:
         """Join the torch.distributed group of the actor's ranks and all servers; config: that of the actor's model."""
         sizes = {name: ParallelSizes(**span[name]) for name in ("training", "generation")}
+        receiver: Any = SimpleNamespace(load_weights=self.update_live_weights)  # into the running model
         self._exchange.joined = HybridEngine(
             None,
-            _Live(self),
+            receiver,
             config=AutoConfig.for_model(**config),
             dtype=self.vllm_config.model_config.dtype,
             trust_remote_code=False,
@@ -85,13 +83,3 @@ class ServedWorker(WorkerExtension):
                 taken["wrong"] = str(error)
         self._has_weights = not taken["wrong"]
         return taken
-
-
-@dataclass(frozen=True)
-class _Live:
-    """Receiver of weights that writes them into the running vLLM model of a worker."""
-
-    worker: ServedWorker
-
-    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
-        return self.worker.update_live_weights(pieces, holds)
