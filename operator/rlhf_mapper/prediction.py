@@ -9,7 +9,7 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.coefficients import Software
 from rlhf_mapper.hardware import Gpu
-from rlhf_mapper.intervals import error_kind, interval_of
+from rlhf_mapper.intervals import error_kind
 from rlhf_mapper.kernels import nearest
 from rlhf_mapper.mapping import STAGE_OF, STAGES, MappedPool, ModelPrediction, Phase, Prediction, Rejected, Stage
 from rlhf_mapper.pools import PoolCosts, StateChoice, offload_seconds
@@ -57,12 +57,11 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
     """Return the prediction of a step with a found placement; each stage takes as long as the slowest pool."""
     limits = {setting.nodes.gpu.name: setting.nodes.gpu.memory for setting in costs.settings}
     shared = costs.settings[0]
-    kind = error_kind((request.model for request in costs.requests.values()), shared.load)
-    low, high = interval_of(found.seconds, shared.software, kind)
+    low, high = shared.software.errors[error_kind((each.model for each in costs.requests.values()), shared.load)]
     return Prediction(
         step_seconds=found.seconds,
-        low=low,
-        high=high,
+        low=found.seconds * low,
+        high=found.seconds * high,
         tokens_per_second=shared.load.tokens / found.seconds,
         phases=_phases(found, cuts, pools, streams=shared.load.streams),
         stages=dict(zip(STAGES, found.stages, strict=True)),
