@@ -136,8 +136,8 @@ class _Operator:
         self.metrics = OperatorMetrics(
             version=version("rlhf-operator"),
             jobs=lambda: [entry.value for _, entry in self.cache.jobs],
-            queue_depth=lambda: self.reconciler.queue_depth,
-            failed_passes=lambda: self.reconciler.failed_passes,
+            queue_depth=lambda: len(self.reconciler.queue),
+            failed_passes=lambda: self.reconciler.queue.failures,
             leads=lambda: self.reconciler.leads and may_write(),  # a stopped process does not know yet
             now=client.clock.now,
         )
