@@ -27,8 +27,7 @@ from rlhf_operator.cluster.client import ApiError, Client, NoClusterError
 from rlhf_operator.cluster.discovery import Kind, discover
 from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.heartbeats import Heartbeats
-from rlhf_operator.cluster.leader_election import Elector, LostLeaseError
-from rlhf_operator.cluster.loop_thread import LoopThread
+from rlhf_operator.cluster.leader_election import Elector, LoopThread, LostLeaseError
 from rlhf_operator.cluster.observe import Observer
 from rlhf_operator.metrics import OperatorMetrics
 from rlhf_operator.reconcile.decide import decide

@@ -24,7 +24,7 @@ from rlhf_operator.placement.review import predicted
 from rlhf_operator.placement.shapes import UnknownShapeError, origins_of, shapes_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
-from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
+from rlhf_planning.job_plan import gpu_memory_utilization, micro_batch_tokens
 from rlhf_planning.timeline import interval_text, seconds_text
 
 MappingReason = Literal[
