@@ -99,7 +99,7 @@ class Software:
     state_share: float
     """Largest share of a GPU's memory that model states (weights, gradients, optimizer) may fill."""
     errors: Mapping[ErrorKind, tuple[float, float]]
-    """Bounds of published / predicted seconds by kind of job (`rlhf_mapper.intervals.error_kind`)."""
+    """Bounds of published / predicted seconds by kind of job (`rlhf_mapper.prediction.error_kind`)."""
     reserve: Reserve
     efficiency: Efficiency
 

@@ -85,7 +85,7 @@ class Prediction:
 
     step_seconds: float
     low: float
-    """Lower end of the interval of `step_seconds`; `rlhf_mapper.intervals` says what it promises."""
+    """Lower end of the interval of `step_seconds`; `rlhf_mapper.prediction.error_kind` says what it promises."""
     high: float
     tokens_per_second: float
     """Prompt and response tokens of the batch over the time of a step."""

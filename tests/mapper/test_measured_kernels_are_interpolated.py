@@ -14,7 +14,7 @@ from rlhf_mapper import kernels
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.hardware import GPUS, NodeGroup
-from rlhf_mapper.intervals import differ, error_kind
+from rlhf_mapper.prediction import differ, error_kind
 from rlhf_mapper.simulate import generation, layer, training
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
