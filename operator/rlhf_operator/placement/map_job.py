@@ -171,7 +171,6 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
         predicted_step_seconds=mapping.prediction.step_seconds if mapping.prediction else None,
         predicted_step_seconds_low=mapping.prediction.low if mapping.prediction else None,
         predicted_step_seconds_high=mapping.prediction.high if mapping.prediction else None,
-        predicted_tokens_per_second=mapping.prediction.tokens_per_second if mapping.prediction else None,
     )
 
 
