@@ -59,7 +59,7 @@ class Reconciler:
         self._observer, self._applier, self._heartbeats = observer, applier, heartbeats
         self._reconciled, self._clock = reconciled, clock
         self.queue: WorkQueue[Key] = WorkQueue()
-        """Jobs that wait for a pass, with their passes that have failed or were given up since one that worked."""
+        """Jobs that wait for a pass, with how many passes failed since one that worked."""
         self._polls: WorkQueue[Key] = WorkQueue()
         self._pauses: dict[Key, float] = {}
         self._stale: set[Key] = set()
