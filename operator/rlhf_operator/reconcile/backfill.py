@@ -50,11 +50,6 @@ def delays_nobody(ctx: ReconcileContext, mapping: MappedPlacement, room: Room, a
     return True
 
 
-def is_behind(ctx: ReconcileContext, job: ObservedJob, ahead: ObservedJob) -> bool:
-    """Whether a job's turn comes after that of another."""
-    return ctx.turns.of(ahead) < ctx.turns.of(job)
-
-
 def nodes_for(ctx: ReconcileContext, pods: Sequence[Group]) -> Snapshot:
     """Return the snapshot with the existing nodes only, if an attempt has room there once all other jobs have ended."""
     existing = ctx.snapshot.existing()
