@@ -155,7 +155,7 @@ class Operated(SharedCluster):
     async def rest(self) -> None:
         """Let the operator, KubeRay and the scheduler work until nobody has anything to do."""
         self.last_pass = time.monotonic()
-        while time.monotonic() - self.last_pass < QUIET_SECONDS or self.reconciler.queue_depth:
+        while time.monotonic() - self.last_pass < QUIET_SECONDS or len(self.reconciler.queue):
             while self.make_pods() or self.schedule():
                 pass
             await asyncio.sleep(0.02)

@@ -30,10 +30,10 @@ from work import SIZES, changed, make_inputs, manifest, run
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not installed
 
 from rlhf_mapper.auto_map import MappingProblem
-from rlhf_mapper.calibration import KIND_OF, Compared, compare_phases, correction_of
+from rlhf_mapper.calibration import Compared, compare_phases, correction_of
 from rlhf_mapper.coefficients import TRAINER, Correction, software_for
 from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
-from rlhf_mapper.mapping import PHASES, Kind, Phase
+from rlhf_mapper.mapping import PHASES, Phase
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.search.pruned import pruned
@@ -305,9 +305,9 @@ class Outcome:
     predicted: Mapping[Phase, float]
     rows: Sequence[Mapping[str, float]]
 
-    def compared(self, factors: Mapping[Kind, float]) -> list[Compared[Phase]]:
+    def compared(self, factors: Mapping[Phase, float]) -> list[Compared[Phase]]:
         """Corrected prediction and measurement by phase."""
-        corrected = {phase: seconds * factors.get(KIND_OF[phase], 1.0) for phase, seconds in self.predicted.items()}
+        corrected = {phase: seconds * factors.get(phase, 1.0) for phase, seconds in self.predicted.items()}
         return compare_phases(corrected, self.rows)
 
 
@@ -340,20 +340,20 @@ def job_of(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def real() -> dict[str, Any]:
-    """Runs on CPU slots: how far predictions are off, by kind, once corrected by the first case."""
+    """Runs on CPU slots: how far predictions are off, by phase, once corrected by the first case."""
     first, *_ = found = [outcome_of(case) for case in CASES]
     factors = correction_of(first.predicted, first.rows).factors
-    errors: dict[Kind, list[float]] = {kind: [] for kind in KIND_OF.values()}
+    errors: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
     rows = []
     for outcome in found:
         cells = {}
         for phase, predicted, measured, ratio in outcome.compared(factors):
             cells[phase] = f"{predicted:.3f} {measured:.3f} {1 / ratio - 1:+.0%}"
             if outcome is not first:
-                errors[KIND_OF[phase]].append(abs(1 / ratio - 1))
+                errors[phase].append(abs(1 / ratio - 1))
         rows.append((outcome.case.name, *(cells.get(phase, "") for phase in PHASES)))
     table("seconds of a step on CPU slots: predicted, measured (real runs), off", ("case", *PHASES), rows)
-    summary = {kind: mean(each) for kind, each in errors.items() if each}
+    summary = {phase: mean(each) for phase, each in errors.items() if each}
     table("mean error of the cases not calibrated on", ("kind", "off"), [(k, f"{v:.0%}") for k, v in summary.items()])
     return {"factors": factors, "error": summary, "rows": rows}
 

@@ -267,7 +267,7 @@ MUTATIONS = (
         MAPPED,
     ),
     Mutation(
-        "operator/rlhf_planning/mapped_fields.py",
+        "operator/rlhf_planning/job_plan.py",
         "ENGINE_SHARE, MAX_SHARE = 0.05",
         "ENGINE_SHARE, MAX_SHARE = 0.15",
         MAPPED,

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rlhf_api.checks.pod_template import PodRole, template_problems
+from rlhf_api.checks.pod_template import problems_of_templates
 from rlhf_api.checks.rules import reads_reference, reference_is_actor, rule_problems, used_roles
 from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
 from rlhf_api.names import Role
@@ -18,7 +18,6 @@ from rlhf_api.spec.custom_algorithm import AlgorithmFacts
 from rlhf_api.spec.deadlines import CALL_SECONDS
 from rlhf_api.spec.job_spec import JobSpec, Model, Optimizer, Pool
 from rlhf_api.spec.judges import RewardJudge
-from rlhf_api.spec.runtime import PodSize
 from rlhf_api.status import MappedPool
 
 MAX_NAME_LENGTH = 40
@@ -62,13 +61,8 @@ class Job(Spec):
     @model_validator(mode="after")
     def _obeys_the_rules(self) -> Self:
         runtime = self.spec.runtime
-        pods: tuple[tuple[PodRole, PodSize], ...] = (("controller", runtime.controller), ("worker", runtime.worker))
-        in_templates = (
-            problem.within(f"spec.runtime.{role}.template.")
-            for role, pod in pods
-            for problem in template_problems(pod.template or {}, role)
-        )
-        if problems := [*rule_problems(self.spec), *in_templates]:
+        wrong = problems_of_templates({"controller": runtime.controller.template, "worker": runtime.worker.template})
+        if problems := [*rule_problems(self.spec), *(each.within("spec.runtime.") for each in wrong)]:
             raise SpecError(problems)
         return self
 

@@ -182,8 +182,6 @@ class MappedPlacement(Spec):
     """Lower end of the interval of predictedStepSeconds."""
     predicted_step_seconds_high: float | None = Field(None, gt=0)
     """Upper end of the interval of predictedStepSeconds."""
-    predicted_tokens_per_second: float | None = Field(None, gt=0)
-    """Predicted prompt and response tokens in a second; unset if shapes are unknown."""
     measured_step_seconds: Seconds | None = None
     """Median duration of the latest steps; attempts[].measured has it by phase."""
 

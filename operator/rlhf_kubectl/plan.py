@@ -10,9 +10,8 @@ from rich.console import Console
 
 from rlhf_api.files import document_of, load
 from rlhf_api.job import Job
-from rlhf_api.status import Condition
 from rlhf_kubectl.jobs import find_job, job_documents, settings_of
-from rlhf_kubectl.kubectl import Kubectl, KubectlError
+from rlhf_kubectl.kubectl import Kubectl
 from rlhf_mapper.hardware import Cluster
 from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache, KindName
@@ -27,37 +26,30 @@ from rlhf_planning.job_plan import notes_of
 from rlhf_planning.mapping_text import explain, printing
 
 NOTES = (
-    "you may not list nodes: spec.resources is believed",
     "you may not list the pods of all namespaces: nodes are taken to be free",
     "you may not list the ConfigMaps of all namespaces, with the operator's settings: those of a plain chart count",
 )
-"""Notes on the plan's assumptions if the user may not read the nodes, the pods or the operator's settings."""
+"""Notes on the plan's assumptions if the user may not read the pods or the operator's settings."""
 
 
 def plan(kubectl: Kubectl, what: str) -> list[str]:
     """Print the mapper's answer for each job of a file, or for a job of the cluster; return jobs without a place.
 
     A user who may not list nodes gets the operator's answer for a job of the cluster. Raises SpecError for a wrong
-    file or spec, KubectlError if there is no such job, or no answer without nodes.
+    file or spec, KubectlError if there is no such job, or for a file if the user may not list nodes.
     """
-    nodes, console = kubectl.items(NODES.path()), Console(highlight=False)
-    if nodes is None and (mapped := _operators_answer(kubectl, what)):
-        has_place, when = mapped.status == "True", mapped.last_transition_time
-        _print_answer(console, what, mapped.reason, mapped.message, has_place=has_place)
-        console.print(f"note: you may not list nodes; this is the operator's answer of {when}", style="dim")
-        return [] if has_place else [what]
+    console = Console(highlight=False)
+    if (nodes := kubectl.items(NODES.path())) is None:
+        return _print_operators_answer(kubectl, console, what)
     settings, pods = settings_of(kubectl, kubectl.namespace), kubectl.items(PODS.path())
     slices = kubectl.items(preferred(SLICES, kubectl.find(f"/apis/{SLICES.group}")).path())
     cache = _cache(jobs=job_documents(kubectl), nodes=nodes, pods=pods, slices=slices)
     existing = {job.value.name: job.value for _, job in cache.jobs}
     observed = _jobs_to_plan(kubectl, what, existing)
-    if nodes is None:
-        _require_device(kubectl, [job for job, _ in observed])
     by_name = existing | {each.name: each for _, each in observed}
     used, without = settings or Settings(), list[str]()
-    knows_nodes = nodes is not None and used.read_nodes
     for job, each in observed:
-        snapshot = _snapshot(cache, each, by_name, used, knows_nodes=knows_nodes)
+        snapshot = _snapshot(cache, each, by_name, used)
         result = map_job(job, snapshot, used)
         _print_answer(console, job.name, result.reason, result.message, has_place=result.mapping is not None)
         if result.answer:
@@ -66,7 +58,7 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
             with printing() as wide:
                 explain(result.answer, title=title, console=wide, notes=notes)
         without += [job.name] * (result.mapping is None)
-    for note in compress(NOTES, (nodes is None, pods is None, settings is None)):
+    for note in compress(NOTES, (pods is None, settings is None)):
         console.print(f"note: {note}", style="dim")
     return without
 
@@ -81,9 +73,16 @@ def _cache(**listed: Sequence[Document] | None) -> Cache:
     return cache
 
 
-def _operators_answer(kubectl: Kubectl, what: str) -> Condition | None:
-    """Return the condition Mapped of a job of the cluster; None for a file, or before the job was mapped."""
-    return None if Path(what).is_file() else found(find_job(kubectl, what).status.conditions, "Mapped")
+def _print_operators_answer(kubectl: Kubectl, console: Console, what: str) -> list[str]:
+    """Print the condition Mapped of a job of the cluster; return the job if it has no place."""
+    mapped = None if Path(what).is_file() else found(find_job(kubectl, what).status.conditions, "Mapped")
+    if mapped is None:
+        kubectl.get(NODES.path())  # raises the API server's words on the right that is missing
+        return [what]
+    has_place, when = mapped.status == "True", mapped.last_transition_time
+    _print_answer(console, what, mapped.reason, mapped.message, has_place=has_place)
+    console.print(f"note: you may not list nodes; this is the operator's answer of {when}", style="dim")
+    return [] if has_place else [what]
 
 
 def _jobs_to_plan(kubectl: Kubectl, what: str, existing: Mapping[str, ObservedJob]) -> list[tuple[Job, ObservedJob]]:
@@ -96,16 +95,6 @@ def _jobs_to_plan(kubectl: Kubectl, what: str, existing: Mapping[str, ObservedJo
     return [(job, _observe(job, kubectl.namespace, existing.get(job.name))) for job in jobs]
 
 
-def _require_device(kubectl: Kubectl, jobs: Sequence[Job]) -> None:
-    """Raise KubectlError, with the API server's words on nodes, if a job leaves its device to the mapper."""
-    if job := next((each for each in jobs if each.spec.resources.device == "Auto"), None):
-        try:
-            kubectl.get(NODES.path())
-        except KubectlError as error:
-            way = f"write spec.resources.device of {job.name}, CPU or GPU; or `rlhf plan` with --nodes"
-            raise KubectlError(f"no plan without nodes: {error}; {way}", reason=error.reason) from None
-
-
 def _observe(job: Job, namespace: str, namesake: ObservedJob | None) -> ObservedJob:
     """Return a job of a file as the operator would see it; model shapes come from the cluster's job of that name."""
     document = document_of(job)
@@ -116,16 +105,14 @@ def _observe(job: Job, namespace: str, namesake: ObservedJob | None) -> Observed
     return replace(new, uid=namesake.uid, labels=namesake.labels, status=shapes)
 
 
-def _snapshot(
-    cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob], settings: Settings, *, knows_nodes: bool
-) -> Snapshot:
+def _snapshot(cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob], settings: Settings) -> Snapshot:
     """Return the operator's view of a job and the cluster; by_name: all jobs, whose outputs the job may read."""
     taken, by_jobs = view.held_by_others(cache, job, settings)
     return Snapshot(
         job=job,
         inputs={name: view.input_of(other) for name, other in by_name.items()},
         measured=tuple(view.measured_attempts(cache, job)),
-        nodes=view.nodes_of(cache, settings) if knows_nodes else None,
+        nodes=view.nodes_of(cache, settings) if settings.read_nodes else None,
         taken=taken,
         held_by_jobs=by_jobs,
         claimable_gpus=view.claimable_gpus(cache),

@@ -5,15 +5,8 @@ from statistics import median
 from typing import Generic, NamedTuple, TypeVar
 
 from rlhf_mapper.coefficients import Correction
-from rlhf_mapper.mapping import Kind, Phase
+from rlhf_mapper.mapping import Phase
 
-KIND_OF: Mapping[Phase, Kind] = {
-    "reshard": "transition",
-    "generation": "generation",
-    "scoring": "inference",
-    "update": "training",
-}
-"""Phase of a step -> kind of work whose correction factor is computed from the measured seconds of this phase."""
 WARM_UP, FEW = 2, 4
 """Number of first steps that a calibration leaves out (they compile and allocate) if there are more than FEW steps."""
 
@@ -52,11 +45,12 @@ def correction_of(
     """Return the factors by which the prediction would have matched the measurement; arguments as of `compare_phases`.
 
     before: the factors that the prediction was made with (`predicted.correction` of mapping.json), by which the new
-    ones are multiplied. A kind without prediction or measurement keeps its old factor. A factor is right for jobs whose
-    responses fill the same share of `data.maxResponseTokens`, the length that a prediction without samples assumes.
+    ones are multiplied. A phase without prediction or measurement keeps its old factor. A factor is right for jobs
+    whose responses fill the same share of `data.maxResponseTokens`, the length that a prediction without samples
+    assumes.
     """
     factors = dict((before or Correction()).factors)
     for phase, _, _, ratio in compare_phases(predicted, rows):
         if ratio > 0:
-            factors[KIND_OF[phase]] = ratio * factors.get(KIND_OF[phase], 1.0)
+            factors[phase] = ratio * factors.get(phase, 1.0)
     return Correction(factors)

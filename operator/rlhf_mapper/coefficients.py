@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from rlhf_api.spec.job_spec import Attention, Kernels
 from rlhf_api.tables import read_table
-from rlhf_mapper.mapping import Device, Kind
+from rlhf_mapper.mapping import Device, Phase
 
 Layers = Literal["Plain", "Fused", "Megatron"]
 ErrorKind = Literal["Sync", "Async", "Experts", "Training"]
@@ -99,27 +99,27 @@ class Software:
     state_share: float
     """Largest share of a GPU's memory that model states (weights, gradients, optimizer) may fill."""
     errors: Mapping[ErrorKind, tuple[float, float]]
-    """Bounds of published / predicted seconds by kind of job, for `rlhf_mapper.intervals.interval_of`."""
+    """Bounds of published / predicted seconds by kind of job (`rlhf_mapper.prediction.error_kind`)."""
     reserve: Reserve
     efficiency: Efficiency
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Correction factors by kind of work: measured over predicted seconds; 1 where nothing was measured."""
+    """Correction factors by phase: measured over predicted seconds; 1 where nothing was measured."""
 
-    factors: dict[Kind, float] = field(default_factory=dict)
+    factors: dict[Phase, float] = field(default_factory=dict)
 
-    def of(self, kind: Kind) -> float:
-        return self.factors.get(kind, 1.0)
+    def of(self, phase: Phase) -> float:
+        return self.factors.get(phase, 1.0)
 
     @classmethod
     def mean(cls, several: Sequence[Self]) -> Self:
-        """Return the geometric mean of several corrections; a kind counts where it was measured."""
-        found: dict[Kind, list[float]] = {}
-        for kind, factor in (item for each in several for item in each.factors.items()):
-            found.setdefault(kind, []).append(factor)
-        return cls({kind: geometric_mean(factors) for kind, factors in found.items()})
+        """Return the geometric mean of several corrections; a phase counts where it was measured."""
+        found: dict[Phase, list[float]] = {}
+        for phase, factor in (item for each in several for item in each.factors.items()):
+            found.setdefault(phase, []).append(factor)
+        return cls({phase: geometric_mean(factors) for phase, factors in found.items()})
 
 
 _SOFTWARE = read_table(__package__, "software.yaml", dict[Device, Software])

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.tables import read_table
@@ -57,9 +57,12 @@ class Gpu:
     """Words of the product name besides memory and NEUTRAL words; empty: no product name stands for this type."""
 
     @classmethod
-    def row(cls, name: str, product: str, *figures: float, source: str, network: float = USUAL_NETWORK) -> Self:
-        """Return a GPU type from the vendor's figures: GB, TFLOP/s in bf16 and in fp32, GB/s, and network in Gb/s."""
-        memory, bf16, fp32, hbm, link, host = figures
+    def row(cls, name: str, product: str, peaks: Iterable[float], source: str, network: float = USUAL_NETWORK) -> Self:
+        """Return a GPU type from the vendor's figures; network: Gb/s.
+
+        peaks: GB of memory, TFLOP/s in bf16 and in fp32, and GB/s of memory, link and host.
+        """
+        memory, bf16, fp32, hbm, link, host = peaks
         return cls(
             name=name,
             memory=memory * GB,
@@ -72,10 +75,6 @@ class Gpu:
             source=source,
             product=frozenset(product.split()),
         )
-
-
-_Row = tuple[str, float, float, float, float, float, float, str, float]
-"""Row of gpus.yaml: the arguments of `Gpu.row` after the name, in order."""
 
 
 class _Node(NamedTuple):
@@ -105,8 +104,8 @@ def _in_usual_node(gpu: Gpu) -> Gpu:
 
 
 _TABLE = {
-    name: _in_usual_node(Gpu.row(name, row[0], *row[1:7], source=row[7], network=row[8]))
-    for name, row in read_table(__package__, "gpus.yaml", dict[str, _Row]).items()
+    name: _in_usual_node(Gpu.row(name, product, peaks, source, network))
+    for name, (product, *peaks, source, network) in read_table(__package__, "gpus.yaml", dict[str, list[Any]]).items()
 }
 CPU_SLOT = replace(_TABLE["cpu-slot"], launch_seconds=20e-6)
 GPUS: Mapping[str, Gpu] = {**_TABLE, CPU_SLOT.name: CPU_SLOT}

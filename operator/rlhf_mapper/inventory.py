@@ -53,7 +53,7 @@ class GpuType(Spec):
     def gpu(self, source: str) -> Gpu:
         """Return the GPU type with its figures in bytes and FLOP/s."""
         rates = (self.memory_bandwidth, self.link_bandwidth, self.host_bandwidth)
-        return Gpu.row(self.name, "", self.memory, self.bf16, self.fp32, *rates, source=source)
+        return Gpu.row(self.name, "", (self.memory, self.bf16, self.fp32, *rates), source)
 
 
 class NodeFigures(Spec):

@@ -23,8 +23,6 @@ STAGE_OF: Mapping[Phase, Stage] = {
     "scoring": "preparation",
     "update": "training",
 }
-Kind = Literal["training", "inference", "generation", "transition"]
-"""Kind of work in a step; measurements correct the predicted seconds of each kind by a factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,7 @@ class Prediction:
 
     step_seconds: float
     low: float
-    """Lower end of the interval of `step_seconds`; `rlhf_mapper.intervals` says what it promises."""
+    """Lower end of the interval of `step_seconds`; `rlhf_mapper.prediction.error_kind` says what it promises."""
     high: float
     tokens_per_second: float
     """Prompt and response tokens of the batch over the time of a step."""
@@ -102,8 +100,8 @@ class Prediction:
     """Bytes of host memory for each GPU's states that are kept there, by pool."""
     gpu_memory_utilization: float
     """Share of a GPU's memory for the generator's weights and KV cache."""
-    correction: Mapping[Kind, float] = field(default_factory=dict)
-    """Correction factors by kind of work that the predicted seconds contain; empty if nothing was measured before."""
+    correction: Mapping[Phase, float] = field(default_factory=dict)
+    """Correction factors by phase that the predicted seconds contain; empty if nothing was measured before."""
     coefficients: str = ""
     """Name of the software whose coefficients the predicted seconds are computed with."""
     response_tokens: float = 0.0

@@ -7,9 +7,9 @@ import numpy as np
 
 from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.coefficients import Software
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.coefficients import ErrorKind, Software
 from rlhf_mapper.hardware import Gpu
-from rlhf_mapper.intervals import error_kind, interval_of
 from rlhf_mapper.kernels import nearest
 from rlhf_mapper.mapping import STAGE_OF, STAGES, MappedPool, ModelPrediction, Phase, Prediction, Rejected, Stage
 from rlhf_mapper.pools import PoolCosts, StateChoice, offload_seconds
@@ -18,9 +18,16 @@ from rlhf_mapper.search.tables import Found
 from rlhf_mapper.simulate import generation, memory
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
+from rlhf_mapper.workload import Workload
 
 NEAR = 0.02
 """Share of the fastest step within which a placement in fewer pools is taken instead."""
+LAYOUT_ERROR = 0.1
+"""Relative error of the ratio of two predictions for one job: the median of 16 pairs of placements that were measured.
+
+They are those of HybridFlow's Figure 12. It is much smaller than the error of one prediction: what is wrong about the
+job, such as a kernel's share of the peak, is wrong in both.
+"""
 Parts = dict[Stage, dict[str, float]]
 """Bytes of a GPU by stage and use: weights, gradients, optimizer, activations, generator or kv_cache."""
 OFFLOAD_PHASES: tuple[Phase, ...] = ("reshard", "scoring", "update")
@@ -57,12 +64,11 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
     """Return the prediction of a step with a found placement; each stage takes as long as the slowest pool."""
     limits = {setting.nodes.gpu.name: setting.nodes.gpu.memory for setting in costs.settings}
     shared = costs.settings[0]
-    kind = error_kind((request.model for request in costs.requests.values()), shared.load)
-    low, high = interval_of(found.seconds, shared.software, kind)
+    low, high = shared.software.errors[error_kind((each.model for each in costs.requests.values()), shared.load)]
     return Prediction(
         step_seconds=found.seconds,
-        low=low,
-        high=high,
+        low=found.seconds * low,
+        high=found.seconds * high,
         tokens_per_second=shared.load.tokens / found.seconds,
         phases=_phases(found, cuts, pools, streams=shared.load.streams),
         stages=dict(zip(STAGES, found.stages, strict=True)),
@@ -78,6 +84,24 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         prompt_source=shared.load.prompt.source,
         works_ahead=shared.load.works_ahead,
     )
+
+
+def error_kind(models: Iterable[Architecture], load: Workload) -> ErrorKind:
+    """Return the kind of job whose errors (`Software.errors`) bound the interval of a prediction.
+
+    A source that the fit has not seen lies inside with a probability of 80 %, by Student's t of the sources' mean
+    errors (`benchmarks/fit.py ours --leave-out`). Nobody has counted how many left-out points do.
+    """
+    if any(model.experts > 1 for model in models):
+        return "Experts"
+    if not any(work.generated for work in load.work.values()):
+        return "Training"
+    return "Async" if load.works_ahead else "Sync"
+
+
+def differ(first: float, second: float) -> bool:
+    """Whether two predicted durations of one job differ by more than the error of their ratio (`LAYOUT_ERROR`)."""
+    return max(first, second) > (1 + LAYOUT_ERROR) * min(first, second)
 
 
 def _coefficients(software: Software, gpus: Iterable[Gpu]) -> str:

@@ -14,7 +14,7 @@ from rlhf_mapper.architecture import CONTEXTS, Architecture
 from rlhf_mapper.coefficients import Correction, Software
 from rlhf_mapper.hardware import NodeGroup
 from rlhf_mapper.kernels import Numbers
-from rlhf_mapper.mapping import Kind
+from rlhf_mapper.mapping import Phase
 from rlhf_mapper.simulate import generation, memory, training
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
@@ -169,8 +169,8 @@ class Strategies:
     def _way(self, layouts: Layouts, *, recomputes: bool) -> Way:
         """Return the costs of each cut with the fastest micro-batch that fits, and of equally fast ones the largest."""
         work = replace(self.request.work, recomputes=recomputes)
-        trained = self._seconds(training.training_seconds, layouts, work, work.trained_together, "training")
-        read = self._seconds(training.inference_seconds, layouts, work, work.read_together, "inference")
+        trained = self._seconds(training.training_seconds, layouts, work, work.trained_together, "update")
+        read = self._seconds(training.inference_seconds, layouts, work, work.read_together, "scoring")
         seconds = trained + read
         whole = np.searchsorted(self._sizes, np.ceil(self._of_a_rank))  # all rows of a rank, without accumulation
         several = self._largest(layouts, self.updating(layouts, recomputes=recomputes, accumulates=True))
@@ -244,14 +244,14 @@ class Strategies:
         return largest
 
     def _seconds(
-        self, simulate: training.Simulator, layouts: Layouts, work: Work, together: int, kind: Kind
+        self, simulate: training.Simulator, layouts: Layouts, work: Work, together: int, phase: Phase
     ) -> Numbers:
         """Return the seconds by `simulate` with each micro-batch of `_sizes`: [G sizes, C cuts, K pool sizes]."""
         load, longest = self.setting.load, self.setting.load.most_tokens
         budgets = np.maximum(self._sizes * longest, min(longest, self.request.micro_batch_tokens))
         rows = np.array(load.rows_within(budgets.tolist(), together))
         seconds = simulate(self.passes, work, load, layouts, rows[:, None, None]) + 0 * rows[:, None, None]
-        return np.where(self.fits, seconds, np.inf) * self.setting.correction.of(kind)
+        return np.where(self.fits, seconds, np.inf) * self.setting.correction.of(phase)
 
     @cached_property
     def best(self) -> Indices:
@@ -312,7 +312,7 @@ class GeneratingStrategies(Strategies):
             one = Layouts(np.array(float(p_g)), np.array(float(t_g)), np.array(1.0))
             seconds = generation.transition_seconds(self.passes, self.request.work, self.layouts, one)
             moved[row] = np.where(divided[:, None], seconds, np.inf) * np.ones_like(self.gpus)
-        moved *= self.setting.correction.of("transition")
+        moved *= self.setting.correction.of("reshard")
         whole = self.way.seconds[:, None] + moved[None]
         row = np.argmin(whole, axis=2)
         moved_best = np.take_along_axis(np.broadcast_to(moved, whole.shape), row[:, :, None], axis=2)[:, :, 0]

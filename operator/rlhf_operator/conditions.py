@@ -1,11 +1,9 @@
 """The conditions of a job, and the phase that follows from them."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Literal
 
 from rlhf_api.status import Condition, ConditionType, Phase, Status
-from rlhf_operator.times import timestamp
 
 Truth = Literal["True", "False", "Unknown"]
 Kstatus = Literal["Current", "InProgress", "Failed"]
@@ -38,20 +36,6 @@ def merged(conditions: Sequence[Condition], new: Condition, standing: Sequence[C
     for each in conditions:
         kept.setdefault(each.type, each)
     return tuple({**kept, new.type: new}.values())
-
-
-def condition(
-    kind: ConditionType, status: Truth, reason: str, message: str, *, now: datetime, generation: int
-) -> Condition:
-    """Return a condition with this status, whose last transition is `now`."""
-    return Condition(
-        type=kind,
-        status=status,
-        reason=reason,
-        message=shortened(message),
-        last_transition_time=timestamp(now),
-        observed_generation=max(generation, 0),
-    )
 
 
 def shortened(message: str) -> str:

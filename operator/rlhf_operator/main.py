@@ -27,8 +27,7 @@ from rlhf_operator.cluster.client import ApiError, Client, NoClusterError
 from rlhf_operator.cluster.discovery import Kind, discover
 from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.heartbeats import Heartbeats
-from rlhf_operator.cluster.leader_election import Elector, LostLeaseError
-from rlhf_operator.cluster.loop_thread import LoopThread
+from rlhf_operator.cluster.leader_election import Elector, LoopThread, LostLeaseError
 from rlhf_operator.cluster.observe import Observer
 from rlhf_operator.metrics import OperatorMetrics
 from rlhf_operator.reconcile.decide import decide
@@ -136,8 +135,8 @@ class _Operator:
         self.metrics = OperatorMetrics(
             version=version("rlhf-operator"),
             jobs=lambda: [entry.value for _, entry in self.cache.jobs],
-            queue_depth=lambda: self.reconciler.queue_depth,
-            failed_passes=lambda: self.reconciler.failed_passes,
+            queue_depth=lambda: len(self.reconciler.queue),
+            failed_passes=lambda: self.reconciler.queue.failures,
             leads=lambda: self.reconciler.leads and may_write(),  # a stopped process does not know yet
             now=client.clock.now,
         )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -58,7 +58,8 @@ class Reconciler:
         self._decide, self.settings = decide, settings
         self._observer, self._applier, self._heartbeats = observer, applier, heartbeats
         self._reconciled, self._clock = reconciled, clock
-        self._queue: WorkQueue[Key] = WorkQueue()
+        self.queue: WorkQueue[Key] = WorkQueue()
+        """Jobs that wait for a pass, with how many passes failed since one that worked."""
         self._polls: WorkQueue[Key] = WorkQueue()
         self._pauses: dict[Key, float] = {}
         self._stale: set[Key] = set()
@@ -70,23 +71,13 @@ class Reconciler:
         self._synced = False
         self._relist_requested = asyncio.Event()
 
-    @property
-    def queue_depth(self) -> int:
-        """Number of jobs that wait for a pass now."""
-        return len(self._queue)
-
-    @property
-    def failed_passes(self) -> Mapping[Key, int]:
-        """Number of passes over each job that have failed or were given up since the last one that worked."""
-        return self._queue.failures
-
     def unready(self) -> str | None:
         """Return why this replica cannot work, in a sentence; None if it can."""
         return None if self._synced else "what is in the cluster has not been listed yet"
 
     def unhealthy(self) -> str | None:
         """Return why this process should be started again, in a sentence; None if it should not."""
-        if (longest := self._queue.longest_busy()) is None or longest[1] < STUCK_SECONDS:
+        if (longest := self.queue.longest_busy()) is None or longest[1] < STUCK_SECONDS:
             return None
         (namespace, name), seconds = longest
         return f"a pass over {namespace}/{name} has taken {seconds:.0f} s"
@@ -95,7 +86,7 @@ class Reconciler:
         """Request a pass for each of these jobs, if this replica leads."""
         if self.leads:
             for key in keys:
-                self._queue.add(key)
+                self.queue.add(key)
 
     def relist(self) -> None:
         """Request a new list of all objects, because a watch that reconnected may have missed deletions."""
@@ -139,7 +130,7 @@ class Reconciler:
             raise failed.exceptions[0] from failed  # who started this asks for its kind
         finally:
             self.leads = False
-            self._queue.close()
+            self.queue.close()
             self._polls.close()
             executor.shutdown(wait=False, cancel_futures=True)
 
@@ -172,12 +163,12 @@ class Reconciler:
 
     async def _work(self, executor: ThreadPoolExecutor) -> None:
         while True:
-            key = await self._queue.get()
+            key = await self.queue.get()
             begun = time.monotonic()
             try:
                 self._reconciled(await self._reconcile(key, executor), time.monotonic() - begun)
             finally:
-                self._queue.done(key)
+                self.queue.done(key)
 
     async def _reconcile(self, key: Key, executor: ThreadPoolExecutor) -> Result:
         """Do one pass over a job; log an error, and requeue the job with backoff."""
@@ -185,7 +176,7 @@ class Reconciler:
             again = await self._observe_decide_apply(key, executor)
         except StaleError:
             self._stale.add(key)
-            self._queue.retry(key)
+            self.queue.retry(key)
             return "stale"
         except NotLeadingError:
             return "stale"
@@ -199,11 +190,11 @@ class Reconciler:
             # A mistake of ours in one job must not stop the others.
             logger.exception("%s/%s: the pass failed; again in %.1f s", *key, self._failed(key, error))
             return "error"
-        self._queue.succeeded(key)
+        self.queue.succeeded(key)
         self._observer.failing.pop(key, None)
-        self._queue.add_after(key, again)
+        self.queue.add_after(key, again)
         if self._refused.pop(key, None):
-            self._queue.add(key)  # what the status says of it is no longer so
+            self.queue.add(key)  # what the status says of it is no longer so
         if self._observer.head(key) is not None and not self._polls.knows(key):
             self._polls.add(key)
         return "done"
@@ -213,7 +204,7 @@ class Reconciler:
         # An API server that is away is not the job's fault.
         if not (isinstance(error, ApiError) and error.passing):
             self._observer.failing.setdefault(key, time.monotonic())
-        return self._queue.retry(key)
+        return self.queue.retry(key)
 
     async def _observe_decide_apply(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
         """Do one pass over a job; return the seconds until the next pass, None if only an event can change anything."""
@@ -237,7 +228,7 @@ class Reconciler:
         await self._applier.act(snapshot, plan)
         # A new object is in the cache already, so no event of a watch brings this key again; Jobs are not watched.
         if any(isinstance(action, Create) and action.manifest.get("kind") != "Job" for action in plan.actions):
-            self._queue.add(key)
+            self.queue.add(key)
         return plan.requeue_after
 
     async def _poll_heads(self) -> None:

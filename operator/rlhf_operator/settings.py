@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.checks.pod_template import PodRole, PodSpec, template_problems
+from rlhf_api.checks.pod_template import PodRole, PodSpec, problems_of_templates
 from rlhf_api.contract import LabelKey, LabelValue, Spec, Text
 from rlhf_api.files import read_text
 from rlhf_api.problems import SpecError
@@ -191,11 +191,7 @@ class Settings(Spec):
 
     @model_validator(mode="after")
     def _templates_are_right(self) -> Self:
-        pods: tuple[tuple[PodRole, Pod], ...] = (("controller", self.controller), ("worker", self.worker))
-        found = [
-            each.within(f"{role}.template.") for role, pod in pods for each in template_problems(pod.template, role)
-        ]
-        if found:
+        if found := problems_of_templates({"controller": self.controller.template, "worker": self.worker.template}):
             raise SpecError(found)
         return self
 

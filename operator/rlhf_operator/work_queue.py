@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
 K = TypeVar("K")
@@ -29,16 +28,12 @@ class WorkQueue(Generic[K]):
         self._busy: dict[K, float] = {}
         self._resting: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
-        self._failures: Counter[K] = Counter()
+        self.failures: Counter[K] = Counter()
+        """Number of times that each key has failed since it last succeeded, if it has."""
 
     def __len__(self) -> int:
         """Number of keys that wait for a worker now."""
         return len(self._dirty)
-
-    @property
-    def failures(self) -> Mapping[K, int]:
-        """Number of times that each key has failed since it last succeeded, if it has."""
-        return self._failures
 
     def knows(self, key: K) -> bool:
         """Whether a key waits, now or for a set time, or is with a worker."""
@@ -61,14 +56,14 @@ class WorkQueue(Generic[K]):
 
     def retry(self, key: K) -> float:
         """Queue a failed key again after a pause, which grows with each failure; return the pause in seconds."""
-        self._failures[key] += 1
-        pause = min(FIRST_PAUSE * 2.0 ** min(self._failures[key] - 1, 20), LONGEST_PAUSE) * random.uniform(0.75, 1.25)
+        self.failures[key] += 1
+        pause = min(FIRST_PAUSE * 2.0 ** min(self.failures[key] - 1, 20), LONGEST_PAUSE) * random.uniform(0.75, 1.25)
         self.add_after(key, pause)
         return pause
 
     def succeeded(self, key: K) -> None:
         """Forget the failures of a key."""
-        self._failures.pop(key, None)
+        self.failures.pop(key, None)
 
     async def get(self) -> K:
         """Wait for the next key, and return it; the worker gives it back by `done`."""

@@ -1,7 +1,7 @@
-"""Device mapping of a job on a cluster: the pools of the manifest, or the best mapping for an objective."""
+"""Device mapping of a job on a cluster, by the manifest's pools or an objective, and the fields that follow from it."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -9,16 +9,19 @@ from typing import Any
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError, choice
+from rlhf_api.spec.job_spec import MICRO_BATCH_TOKENS
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import GIGABIT, Cluster
-from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible
+from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible, ModelPrediction, Prediction
 from rlhf_mapper.place import place
 from rlhf_mapper.remedies import explained_by_hand
 from rlhf_mapper.search.objective import Objective
 from rlhf_planning.timeline import plain, seconds_text
 
+ENGINE_SHARE, MAX_SHARE = 0.05, 0.95
+"""Shares of a GPU's memory: the generator's need besides weights and KV cache, and the most it may take in all."""
 OBJECTIVES = ("throughput", "fewest-gpus=SECONDS", "lowest-cost")
 
 
@@ -61,6 +64,20 @@ def plan_job(
         most = seconds_text(objective.most_seconds)
         return Infeasible(reason=f"no mapping takes {most} a step or less; the fastest takes {seconds}")
     return mapping
+
+
+def gpu_memory_utilization(job: Job, prediction: Prediction) -> float | None:
+    """Return the share of a GPU's memory for generation; None for a job that does not generate on its own GPUs."""
+    if job.spec.algorithm.offline or job.generates_elsewhere or job.spec.rollout.gpu_memory_utilization:
+        return job.spec.rollout.gpu_memory_utilization
+    return min(prediction.gpu_memory_utilization + ENGINE_SHARE, MAX_SHARE)
+
+
+def micro_batch_tokens(job: Job, models: Iterable[ModelPrediction]) -> int:
+    """Return the most tokens of a forward pass that fit in memory for every model, at most those of the manifest."""
+    sequence = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
+    fewest = min(model.micro_batch for model in models)
+    return min(job.spec.training.micro_batch_tokens or MICRO_BATCH_TOKENS, max(fewest * sequence, 1))
 
 
 def prices_of(cluster: Cluster) -> dict[str, float]:

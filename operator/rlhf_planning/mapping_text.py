@@ -16,7 +16,6 @@ from rich.text import Text
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.hardware import ESTIMATED
-from rlhf_mapper.intervals import differ
 from rlhf_mapper.mapping import (
     PHASES,
     STAGES,
@@ -28,6 +27,7 @@ from rlhf_mapper.mapping import (
     Rejected,
     Stage,
 )
+from rlhf_mapper.prediction import differ
 from rlhf_planning.timeline import chart_of, interval_text, legend_of, plain, seconds_text, timeline_of
 
 PARTS = {

@@ -67,3 +67,14 @@ def test_what_a_plan_of_a_mixture_guesses_is_said(
     (tmp_path / "job.yaml").write_text(json.loads(asked.stdout)["files"]["job.yaml"]["text"])
     assert plan(Kubectl(requested_namespace="team"), str(tmp_path / "job.yaml")) == []
     assert "The all-to-all of experts (actor) is predicted" in capsys.readouterr().out
+
+
+def test_a_plan_of_a_file_names_the_right_to_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(_: Kubectl, path: str) -> dict[str, Any]:
+        if path == NODES.path():
+            raise KubectlError("the cluster refuses: nodes", reason="Forbidden")
+        return {"items": []}
+
+    monkeypatch.setattr(Kubectl, "get", get)
+    with pytest.raises(KubectlError, match="the cluster refuses: nodes"):
+        plan(Kubectl(requested_namespace="team"), str(MANIFEST))

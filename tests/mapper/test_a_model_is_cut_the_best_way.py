@@ -252,7 +252,7 @@ def test_measurements_correct_each_kind_by_its_factor() -> None:
     }
     wanted = ModelRequest(model=SMALL, work=work, **sizes)
     plain = setting_of(NODES["8 A100"])
-    factors = Correction({"training": 2.0, "inference": 3.0, "generation": 5.0, "transition": 7.0})
+    factors = Correction({"update": 2.0, "scoring": 3.0, "generation": 5.0, "reshard": 7.0})
     cache, room = np.array([[20e9]]), np.array([5])
     before, after = (
         GeneratingStrategies(wanted, setting, np.array([8])) for setting in (plain, replace(plain, correction=factors))

@@ -9,10 +9,10 @@ from rlhf_api.files import load
 from rlhf_api.names import Role
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.auto_map import auto_map
-from rlhf_mapper.calibration import KIND_OF, compare_phases, correction_of
+from rlhf_mapper.calibration import compare_phases, correction_of
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import CPU_SLOT, Cluster, NodeGroup
-from rlhf_mapper.mapping import PHASES, DeviceMapping, Kind, Phase, Prediction, as_json
+from rlhf_mapper.mapping import PHASES, DeviceMapping, Phase, Prediction, as_json
 
 JOB = load(Path(__file__).parents[2] / "examples" / "01-helpful-ppo.yaml")[2]
 ONE_SLOT = Cluster((NodeGroup(gpu=CPU_SLOT, count=1, gpus_per_node=1),))
@@ -61,13 +61,13 @@ def test_a_factor_is_measured_over_predicted_times_the_last() -> None:
     rows = [{"step": 1.0, "time/update": 3.0, "time/generation": 1.0, "time/scoring": 0.5, "time/reshard": 0.2}]
     predicted: dict[Phase, float] = {"update": 2.0, "generation": 4.0, "scoring": 0.5, "reshard": 0.1}
     assert correction_of(predicted, rows).factors == {
-        "training": 1.5,
+        "update": 1.5,
         "generation": 0.25,
-        "inference": 1.0,
-        "transition": 2.0,
+        "scoring": 1.0,
+        "reshard": 2.0,
     }
-    again = correction_of(predicted, rows, before=Correction({"training": 4.0, "transition": 0.5}))
-    assert again.factors == {"training": 6.0, "generation": 0.25, "inference": 1.0, "transition": 1.0}
+    again = correction_of(predicted, rows, before=Correction({"update": 4.0, "reshard": 0.5}))
+    assert again.factors == {"update": 6.0, "generation": 0.25, "scoring": 1.0, "reshard": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_factor_is_measured_over_predicted_times_the_last() -> None:
 )
 def test_what_is_missing_corrects_nothing(predicted: dict[Phase, float], measured: dict[str, float]) -> None:
     assert correction_of(predicted, [{"step": 1.0, **measured}]).factors == {}
-    before: dict[Kind, float] = {"training": 3.0}
+    before: dict[Phase, float] = {"update": 3.0}
     assert correction_of(predicted, [{"step": 1.0, **measured}], before=Correction(before)).factors == before
     assert correction_of(predicted, []).factors == {}
 
@@ -90,7 +90,7 @@ def test_what_is_missing_corrects_nothing(predicted: dict[Phase, float], measure
 @pytest.mark.parametrize("seed", range(20))
 def test_a_plan_with_the_correction_of_a_run_predicts_that_run(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    before = Correction({kind: float(10 ** rng.uniform(-2, 2)) for kind in KIND_OF.values()})
+    before = Correction({phase: float(10 ** rng.uniform(-2, 2)) for phase in PHASES})
     measured = {phase: float(10 ** rng.uniform(-3, 3)) for phase in PHASES}
     rows = [{f"time/{phase}": seconds for phase, seconds in measured.items()}]
     corrected = plan(correction_of(plan(before).phases, rows, before=before))
@@ -99,7 +99,7 @@ def test_a_plan_with_the_correction_of_a_run_predicts_that_run(seed: int) -> Non
 
 
 def test_a_mapping_carries_the_factors_it_was_made_with() -> None:
-    factors: dict[Kind, float] = {"training": 2.0, "generation": 0.5}
+    factors: dict[Phase, float] = {"update": 2.0, "generation": 0.5}
     cluster, shapes = ONE_SLOT, {role: shape(role) for role in JOB.models()}
     mapping = auto_map(JOB, cluster, shapes, device="CPU", correction=Correction(factors))
     assert as_json(mapping)["predicted"]["correction"] == factors

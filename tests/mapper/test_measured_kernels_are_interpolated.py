@@ -14,7 +14,7 @@ from rlhf_mapper import kernels
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.hardware import GPUS, NodeGroup
-from rlhf_mapper.intervals import differ, error_kind, interval_of
+from rlhf_mapper.prediction import differ, error_kind
 from rlhf_mapper.simulate import generation, layer, training
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
@@ -112,9 +112,9 @@ def test_all_replicas_wait_for_the_longest_response() -> None:
 
 def test_fused_layers_keep_and_move_less() -> None:
     plain, fused = (software_for("GPU", "BF16", kernels=kind) for kind in ("Plain", "Fused"))
-    one = np.array(1.0)
-    assert layer.kept(MODEL, fused).of(MODEL, one) < layer.kept(MODEL, plain).of(MODEL, one)
-    assert layer.moved(MODEL, fused).of(MODEL, one) < 0.5 * layer.moved(MODEL, plain).of(MODEL, one)
+    one = Layouts(np.array(1.0), np.array(1.0), np.array(1.0))
+    assert layer.kept(MODEL, fused).on(MODEL, one) < layer.kept(MODEL, plain).on(MODEL, one)
+    assert layer.moved(MODEL, fused).on(MODEL, one) < 0.5 * layer.moved(MODEL, plain).on(MODEL, one)
     assert layer.kernels(MODEL, fused) < 0.5 * layer.kernels(MODEL, plain)
     assert software_for("GPU", "BF16", kernels="Auto") == fused
     assert software_for("GPU", "FP32", kernels="Fused").layers == "Plain", "fused kernels are those of 16 bits here"
@@ -131,9 +131,7 @@ def test_an_interval_is_that_of_the_kind_of_job() -> None:
         error_kind([MODEL], load_of(100.0)): None,
     }
     assert list(kinds) == ["Sync", "Async", "Experts", "Training"]
-    for kind, (low, high) in software.errors.items():
-        assert interval_of(100.0, software, kind) == (100 * low, 100 * high)
-        assert low < 1 < high
+    assert all(software.errors[kind][0] < 1 < software.errors[kind][1] for kind in kinds)
 
 
 def test_plans_within_the_error_do_not_differ() -> None:

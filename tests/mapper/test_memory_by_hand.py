@@ -58,23 +58,23 @@ def test_a_layer_keeps_what_its_modules_save() -> None:
     """Counted by hand in bytes of a token, in bfloat16 with FlashAttention."""
     h, norm = SMALL.hidden, 4 + 2 + 2
     mlp, attention, sums = 4 * 2 * SMALL.ffn, 4 * 2 * h, 4 * SMALL.heads
-    plain = layer.kept(SMALL, SHARDED).of(SMALL, np.array(1.0))
+    plain = layer.kept(SMALL, SHARDED).on(SMALL, layout())
     assert plain == 2 * norm * h + mlp + attention + sums
-    cut = layer.kept(SMALL, SHARDED).of(SMALL, np.array(2.0))
+    cut = layer.kept(SMALL, SHARDED).on(SMALL, layout(t=2))
     assert cut == 2 * 2 * h + (2 * (norm - 2) * h + mlp + attention + sums) / 2, "whole are the inputs of cut matrices"
     qwen3 = replace(SMALL, norms_heads=True)
-    assert layer.kept(qwen3, SHARDED).of(qwen3, np.array(1.0)) == plain + 2 * (4 + 2) * h, "of queries and keys"
+    assert layer.kept(qwen3, SHARDED).on(qwen3, layout()) == plain + 2 * (4 + 2) * h, "of queries and keys"
     sdpa = replace(SHARDED, attention="SDPA")
-    assert layer.kept(SMALL, sdpa).of(SMALL, np.array(1.0)) == plain + 2 * h, "a copy of the outputs"
+    assert layer.kept(SMALL, sdpa).on(SMALL, layout()) == plain + 2 * h, "a copy of the outputs"
     full = replace(SHARDED, compute_bytes=4)
-    assert layer.kept(SMALL, full).of(SMALL, np.array(1.0)) == 2 * 12 * h + 2 * (mlp + attention) + sums
+    assert layer.kept(SMALL, full).on(SMALL, layout()) == 2 * 12 * h + 2 * (mlp + attention) + sums
 
 
 def test_a_mixture_keeps_what_its_experts_save() -> None:
-    one, k, f, h = np.array(1.0), MIXTURE.experts_per_token, MIXTURE.ffn, MIXTURE.hidden
+    k, f, h = MIXTURE.experts_per_token, MIXTURE.ffn, MIXTURE.hidden
     rest = 2 * (4 + 2 + 2) * h + 4 * 2 * h + 4 * MIXTURE.heads
     kept = layer.kept(MIXTURE, SHARDED)
-    assert kept.of(MIXTURE, one) == rest + k * (8 * f + 2 * 2 * h), "inputs and outputs of experts"
+    assert kept.on(MIXTURE, layout()) == rest + k * (8 * f + 2 * 2 * h), "inputs and outputs of experts"
     exchanged = kept.on(MIXTURE, layout(d=8, e=8))
     assert exchanged == pytest.approx(rest + 1.2 * k * (8 * f + 3 * 2 * h)), "and what comes back, on the fullest rank"
 
@@ -106,12 +106,12 @@ COUNTED: dict[str, tuple[Architecture, float]] = {
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_layer_keeps_what_was_counted(name: str) -> None:
     model, counted = COUNTED[name]
-    assert layer.kept(model, SHARDED).of(model, np.array(1.0)) / model.hidden == pytest.approx(counted, abs=0.6)
+    assert layer.kept(model, SHARDED).on(model, layout()) / model.hidden == pytest.approx(counted, abs=0.6)
 
 
 def test_recomputing_keeps_the_inputs_of_layers_and_one_layer() -> None:
     deep = replace(SMALL, layers=64, scores=True)
-    one, inputs = float(layer.kept(deep, SHARDED).of(deep, np.array(1.0))), 2 * deep.hidden
+    one, inputs = float(layer.kept(deep, SHARDED).on(deep, layout())), 2 * deep.hidden
     kept, again = (
         held(layout(), software=SHARDED, model=deep, tokens=10_000, recomputes=each) for each in (False, True)
     )
@@ -170,7 +170,7 @@ def test_gradients_are_summed_during_the_next_layers_pass() -> None:
     deep = replace(SMALL, layers=64, scores=True)
     h, parameters, root = deep.hidden, deep.layer_parameters, 1001 * deep.hidden
     gathered = 2 * (root + 2 * parameters + h)
-    one = float(layer.kept(deep, SHARDED).of(deep, np.array(1.0))) + 16 * h + 6 * deep.ffn
+    one = float(layer.kept(deep, SHARDED).on(deep, layout())) + 16 * h + 6 * deep.ffn
 
     def fullest(tokens: float, *, accumulates: bool = False) -> float:
         return held(layout(d=8), software=SHARDED, model=deep, tokens=tokens, recomputes=True, accumulates=accumulates)

@@ -25,7 +25,7 @@ from tests.operator.test_node_groups_that_grow import settings
 from tests.operator.test_small_jobs_begin_before_their_turn import WORKERS
 from tests.operator.test_writes_to_a_failing_server import Parts, run
 
-NEW_STATUS = """
+STATUS = """
 autoscalerStatus: Running
 clusterWide:
   health: {status: Healthy, nodeCounts: {registered: {ready: 4, total: 4}}}
@@ -42,23 +42,6 @@ nodeGroups:
 - name: general
   health: {cloudProviderTarget: 3, maxSize: 9, minSize: 3, status: Healthy}
 time: 2026-10-02 14:29:22.999645779 +0000 UTC
-"""
-COUNTS = "ready=1 unready=0 notStarted=0 longNotStarted=0 registered=1 longUnregistered=0"
-OLD_STATUS = f"""Cluster-autoscaler status at 2021-10-06 20:30:11.009025266 +0000 UTC:
-Cluster-wide:
-  Health:      Healthy ({COUNTS})
-               LastProbeTime:      2021-10-06 20:30:11.009025266 +0000 UTC m=+571.771061426
-  ScaleUp:     NoActivity (ready=7 registered=7)
-
-NodeGroups:
-  Name:        MachineSet/openshift-machine-api/a100
-  Health:      Healthy ({COUNTS} cloudProviderTarget=1 (minSize=1, maxSize=6))
-               LastProbeTime:      2021-10-06 20:30:11.009025266 +0000 UTC m=+571.771061426
-  ScaleUp:     NoActivity (ready=1 cloudProviderTarget=1)
-
-  Name:        general
-  Health:      Healthy ({COUNTS} cloudProviderTarget=3 (minSize=3, maxSize=9))
-
 """
 NAMED = {"name": "a100", "matchLabels": {"pool": "a100"}, "gpu": A100, "gpusPerNode": 8}
 
@@ -164,9 +147,8 @@ def test_many_groups_are_told_in_one_sentence() -> None:
     assert "node group p0, p1, p2, p3, p4 and 4 more of the autoscaler" in told[0]
 
 
-@pytest.mark.parametrize("status", [NEW_STATUS, OLD_STATUS])
-def test_sizes_of_a_named_group_are_the_autoscalers(status: str) -> None:
-    known, told = with_live_groups(settings({**NAMED, "max": 2}), [], status)
+def test_sizes_of_a_named_group_are_the_autoscalers() -> None:
+    known, told = with_live_groups(settings({**NAMED, "max": 2}), [], STATUS)
     (group,) = known.node_groups
     assert (group.least, group.most, len(coming(known))) == (1, 6, 6)
     (sentence,) = told

@@ -135,9 +135,9 @@ def test_the_newest_attempt_on_such_gpus_corrects() -> None:
         return Measured(step=9, step_seconds=seconds, gpus=(gpu,), phases=phases)
 
     past = Past(measured=(took(2, "h100-80g"), took(3, "a100-80g"), took(4, "h100-80g")))
-    factors = {gpu: past.correction(cluster(gpu)).of("training") for gpu in ("h100-80g", "a100-80g", "l40s-48g")}
+    factors = {gpu: past.correction(cluster(gpu)).of("update") for gpu in ("h100-80g", "a100-80g", "l40s-48g")}
     assert factors == {"h100-80g": 4.0, "a100-80g": 3.0, "l40s-48g": 4.0}
-    assert Past(measured=(took(1e6, "h100-80g"),)).correction(cluster("h100-80g")).of("training") == 1.0
+    assert Past(measured=(took(1e6, "h100-80g"),)).correction(cluster("h100-80g")).of("update") == 1.0
 
 
 def cluster(gpu: str) -> Cluster:

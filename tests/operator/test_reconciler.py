@@ -387,9 +387,9 @@ def test_whose_passes_fail_is_known_until_one_succeeds() -> None:
         since = world.failing["n", "a"]
         await until(lambda: world.results.count("error") == 2)
         assert world.failing == {("n", "a"): since}
-        assert engine.failed_passes == {("n", "a"): 2}
+        assert engine.queue.failures == {("n", "a"): 2}
         await until(lambda: not world.failing)
-        assert engine.failed_passes == {}
+        assert engine.queue.failures == {}
         assert sorted(world.applied) == ["a", "b"]
 
     run(world, nothing_to_do, test)
@@ -451,7 +451,7 @@ def test_an_engine_that_does_not_lead_does_nothing() -> None:
         await engine.sync()
         engine.enqueue([("n", "a")])
         await asyncio.sleep(0.1)
-        assert engine.queue_depth == 0
+        assert len(engine.queue) == 0
         assert not world.looks
 
     asyncio.run(main())

@@ -9,8 +9,7 @@ import pytest
 
 from rlhf_operator.cluster import leader_election
 from rlhf_operator.cluster.client import Client
-from rlhf_operator.cluster.leader_election import Elector
-from rlhf_operator.cluster.loop_thread import LoopThread
+from rlhf_operator.cluster.leader_election import Elector, LoopThread
 from rlhf_operator.snapshot import Document
 
 HANGS = 30.0

@@ -26,6 +26,7 @@ from rlhf_api.spec.job_spec import Attention
 from rlhf_mapper.architecture import Architecture, architecture_of
 from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.simulate import layer
+from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_trainer.training.attention import NAMES
 from rlhf_trainer.training.model_input import Documents
 
@@ -42,6 +43,7 @@ COUNTED = [(name, *kind) for name in FAMILIES for kind in KINDS if (name, kind[1
 """Torch knows grouped products of bfloat16 only."""
 ROWS, TOKENS = 4, 256
 """Documents of a micro-batch, and the tokens of each."""
+ONE_RANK = Layouts(np.array(1.0), np.array(1.0), np.array(1.0))
 WIDTHS = {"hidden": 1024, "ffn": 4096, "heads": 16, "kv_heads": 4, "head_size": 128}
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "_grouped_mm", "grouped_mm_fallback")
 NO_KERNELS = ("empty", "detach", "_unsafe_view", "lift", "new_empty")
@@ -160,7 +162,7 @@ def main() -> None:
         config = config_of(family)
         found, software = counted(config, attention, TYPES[precision]), software_for("GPU", precision, attention)
         model, sums = shape_of(config)
-        said = [float(each(model, software).of(model, np.array(1.0))) for each in (layer.kept, layer.moved)]
+        said = [float(each(model, software).on(model, ONE_RANK)) for each in (layer.kept, layer.moved)]
         print(
             f"{family} {attention} {precision}: keeps {found.kept:.0f} (mapper {said[0] + sums:.0f}), moves "
             f"{found.moved:.0f} ({said[1]:.0f}), kernels {found.kernels} ({layer.kernels(model, software)})"

@@ -20,7 +20,7 @@ from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
 from tests.mapper.planned_jobs import cluster_of
 from tests.real_size.cases import CASES, MAPPED
-from tests.real_size.layer import COUNTED, FAMILIES, TYPES, Precision, config_of, counted, shape_of
+from tests.real_size.layer import COUNTED, FAMILIES, ONE_RANK, TYPES, Precision, config_of, counted, shape_of
 from tests.real_size.shapes import GPU_BYTES, SHAPES
 from tests.real_size.step import ROLES, Case
 from tests.repo.tree import ROOT
@@ -43,7 +43,7 @@ def test_a_layer_keeps_what_the_mapper_says(
 ) -> None:
     config = config_of(family, **changes)
     model, sums = shape_of(config)
-    said = layer.kept(model, software_for("GPU", precision, attention)).of(model, np.array(1.0))
+    said = layer.kept(model, software_for("GPU", precision, attention)).on(model, ONE_RANK)
     assert counted(config, attention, TYPES[precision]).kept == pytest.approx(float(said) + sums, rel=0.01)
 
 
@@ -52,7 +52,7 @@ def test_a_layer_moves_and_starts_what_the_mapper_says(family: str) -> None:
     config = config_of(family)
     model, _ = shape_of(config)
     found, software = counted(config, "Flash", TYPES["BF16"]), software_for("GPU", "BF16", "Flash")
-    said = float(layer.moved(model, software).of(model, np.array(1.0)))
+    said = float(layer.moved(model, software).on(model, ONE_RANK))
     assert found.moved == pytest.approx(said, rel=0.01)
     assert found.kernels == layer.kernels(model, software)
 

@@ -137,6 +137,12 @@ class Template(Spec):
     spec: PodSpec = PodSpec()
 
 
+def problems_of_templates(templates: Mapping[PodRole, Mapping[str, Any] | None]) -> list[Problem]:
+    """Return the problems of pod templates by role, with paths such as `worker.template.spec`."""
+    found = [(role, template_problems(template or {}, role)) for role, template in templates.items()]
+    return [each.within(f"{role}.template.") for role, problems in found for each in problems]
+
+
 def template_problems(template: Mapping[str, Any], role: PodRole) -> list[Problem]:
     """Return the problems of a pod template, with paths relative to the template."""
     try:

@@ -1,7 +1,7 @@
 """Shape of a model: the numbers of its config.json that determine its size and FLOPs."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -9,29 +9,10 @@ from rlhf_api.contract import Count, Spec
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.tables import read_table
 
-
-class _Sizes(NamedTuple):
-    """Row of known_models.yaml: sizes of a model by their names in config.json."""
-
-    source: Literal["A", "L", "P"]
-    max_position_embeddings: int | None
-    model_type: str
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    intermediate_size: int
-    vocab_size: int
-    tie_word_embeddings: bool = False
-    head_dim: int | None = None
-    num_experts: int | None = None
-    num_experts_per_tok: int | None = None
-    moe_intermediate_size: int | None = None
-
-
+_COLUMNS, *_ROWS = read_table(__package__, "known_models.yaml", dict[str, list[Any]]).items()
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    name: {size: value for size, value in zip(_Sizes._fields[1:], sizes[1:], strict=True) if value is not None}
-    for name, sizes in read_table(__package__, "known_models.yaml", dict[str, _Sizes]).items()
+    name: {size: value for size, value in zip(_COLUMNS[1], sizes, strict=False) if value is not None}
+    for name, (_, *sizes) in _ROWS
 }
 """Name of a well-known model -> its config.json on the Hugging Face Hub."""
 HUB_IDS: Mapping[str, tuple[str, ...]] = read_table(__package__, "hub_ids.yaml", dict[str, tuple[str, ...]])

@@ -135,13 +135,6 @@ class Parallelism(Spec):
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
         """Return the sizes on a pool of `slots` slots; an unset d becomes slots // (c * p * t), at least 1."""
-        return ParallelSizes(
-            data=self.data or max(1, slots // (self.context * self.pipeline * self.tensor)),
-            context=self.context,
-            pipeline=self.pipeline,
-            tensor=self.tensor,
-            replicas=self.replicas,
-            expert=self.expert,
-            generation_pipeline=generation_pipeline,
-            generation_tensor=generation_tensor,
-        )
+        sizes = {name: getattr(self, name) for name in Parallelism.model_fields}
+        sizes["data"] = self.data or max(1, slots // (self.context * self.pipeline * self.tensor))
+        return ParallelSizes(**sizes, generation_pipeline=generation_pipeline, generation_tensor=generation_tensor)

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, Discriminator, Field, JsonValue
 
 from rlhf_api.contract import Count, Identifier, Listed, Spec, Text, Whole, null_is_unset
 
@@ -48,13 +48,6 @@ class Comparing(Verifier):
     """Regular expression whose group's last match after the thoughts is compared; a response without a match is wrong.
     Unset: the text in the last <answer></answer>, or all text after the thoughts.
     """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_unset_extract(cls, document: Any) -> Any:
-        """Drop `extract: null`, which the job.yaml of earlier versions holds."""
-        is_unset = isinstance(document, Mapping) and document.get("extract", "") is None
-        return {name: value for name, value in document.items() if name != "extract"} if is_unset else document
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -40,10 +40,6 @@ class Widths:
     exchanged: float = 0.0
     """Further bytes of this kind if the tokens go to the ranks of their experts and back."""
 
-    def of(self, model: Architecture, t: Numbers) -> Numbers:
-        """Return the bytes of a token of a layer on one of t tensor-parallel ranks."""
-        return self.on(model, Layouts(t / t, t, t / t))
-
     def on(self, model: Architecture, layouts: Layouts) -> Numbers:
         """Return the bytes of a token of a layer on a rank of a layout."""
         apart = layouts.exchanges_tokens

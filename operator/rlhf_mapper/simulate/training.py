@@ -78,11 +78,6 @@ def _computed_tokens(load: Workload, sequences: Numbers, together: int) -> Numbe
     return tokens
 
 
-def _shard_parameters(passes: Passes, layouts: Layouts) -> Numbers:
-    """Return the number of parameters in one tensor-parallel shard of a pipeline stage."""
-    return passes.model.parameters / (layouts.p * layouts.t)
-
-
 def _collectives(passes: Passes, layouts: Layouts, bytes_: float, kind: Collective) -> Numbers:
     """Return the seconds of one collective for each layer among the FSDP ranks; bytes_: of each parameter.
 
@@ -138,12 +133,8 @@ def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Number
     software = passes.software
     if software.shards_weights:
         return np.zeros_like(layouts.gpus)
-    shares = (
-        ring(layouts.shards)
-        * work.trained_share
-        * _shard_parameters(passes, layouts)
-        / passes.network.of_data_ranks(layouts)
-    )
+    of_a_shard = passes.model.parameters / (layouts.p * layouts.t)
+    shares = ring(layouts.shards) * work.trained_share * of_a_shard / passes.network.of_data_ranks(layouts)
     return np.maximum(shares * software.gradient_bytes - backward, 0.0) + shares * software.weight_bytes
 
 

@@ -4,7 +4,6 @@ An entry of the settings with the name of such a group says what its nodes are; 
 be. A group without such an entry is planned on if a NodePool tells the number and type of the GPUs of its nodes.
 """
 
-import re
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
@@ -28,8 +27,6 @@ MAX_NAMES, MAX_NODES = 5, 10_000
 STATUS: Final = ("kube-system", "cluster-autoscaler-status")
 NODE_POOL, CAPACITY_TYPE = "karpenter.sh/nodepool", "karpenter.sh/capacity-type"
 INSTANCE_TYPE, GPU_COUNT = "node.kubernetes.io/instance-type", "karpenter.k8s.aws/instance-gpu-count"
-OLD_STATUS: Final = re.compile(r"^ *Name: +(\S+)\n *Health: .*\(minSize=(\d{1,9}), maxSize=(\d{1,9})\)", re.MULTILINE)
-"""Group in the status that releases of Cluster Autoscaler before 1.30 write, which is a text."""
 
 
 async def read_live_groups(client: Client, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
@@ -160,8 +157,6 @@ def _most(limits: Document, group: NodesOfGroup) -> int:
 
 def _of_status(status: str) -> Iterator[LiveGroup]:
     """Yield the groups of Cluster Autoscaler's status; a cloud's path before the name of a group does not count."""
-    for path, least, most in OLD_STATUS.findall(status):
-        yield LiveGroup(path.rpartition("/")[2], int(least), {"nodes": most})
     try:
         (document, *_) = kubectl_yaml.read(status, "")
     except (SpecError, ValueError):

@@ -12,10 +12,10 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
+from threading import Thread
 from typing import Any, Final, TypeVar
 
 from rlhf_operator.cluster.client import CONFLICT, NOT_FOUND, ApiError, Client
-from rlhf_operator.cluster.loop_thread import LoopThread
 from rlhf_operator.cluster.resources import LEASES
 from rlhf_operator.snapshot import Document
 from rlhf_operator.times import timestamp
@@ -31,6 +31,25 @@ PERIOD_SECONDS: Final = 2.0  # between two tries
 
 class LostLeaseError(Exception):
     """This replica was the leader and has lost the Lease."""
+
+
+class LoopThread:
+    """Thread with an event loop, for coroutines that other event loops await; `close` ends it."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread; return its result or raise its error. Cancellation is passed on to it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def close(self) -> None:
+        """Stop the loop, and wait for the thread's end."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+        self._loop.close()
 
 
 class Elector:

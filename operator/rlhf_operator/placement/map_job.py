@@ -24,7 +24,7 @@ from rlhf_operator.placement.review import predicted
 from rlhf_operator.placement.shapes import UnknownShapeError, origins_of, shapes_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
-from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
+from rlhf_planning.job_plan import gpu_memory_utilization, micro_batch_tokens
 from rlhf_planning.timeline import interval_text, seconds_text
 
 MappingReason = Literal[
@@ -171,7 +171,6 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
         predicted_step_seconds=mapping.prediction.step_seconds if mapping.prediction else None,
         predicted_step_seconds_low=mapping.prediction.low if mapping.prediction else None,
         predicted_step_seconds_high=mapping.prediction.high if mapping.prediction else None,
-        predicted_tokens_per_second=mapping.prediction.tokens_per_second if mapping.prediction else None,
     )
 
 

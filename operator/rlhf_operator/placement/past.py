@@ -9,7 +9,6 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.status import Measured
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.calibration import KIND_OF
 from rlhf_mapper.coefficients import Correction, software_for
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import Device
@@ -46,8 +45,8 @@ class Past:
         types = {group.gpu.name for group in cluster.groups}
         same_gpus = [each for each in self.measured if set(each.gpus) == types]
         newest = (same_gpus or self.measured)[-1:]
-        ratios = {KIND_OF[each.phase]: each.seconds / each.predicted_seconds for of in newest for each in of.phases}
-        return Correction({kind: ratio for kind, ratio in ratios.items() if 1 / MAX_RATIO <= ratio <= MAX_RATIO})
+        ratios = {each.phase: each.seconds / each.predicted_seconds for of in newest for each in of.phases}
+        return Correction({phase: ratio for phase, ratio in ratios.items() if 1 / MAX_RATIO <= ratio <= MAX_RATIO})
 
 
 def models_digest(job: Job, shapes: Mapping[Role, Architecture], device: Device) -> str:

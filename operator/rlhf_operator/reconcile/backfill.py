@@ -11,8 +11,8 @@ from typing import Final
 
 from rlhf_api.status import MappedPlacement
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.reconcile.forecast import Forecast, manifest_of, remaining_seconds
-from rlhf_operator.reconcile.room import Group, Room, groups_of, place
+from rlhf_operator.reconcile.forecast import Forecast, pods_of, remaining_seconds
+from rlhf_operator.reconcile.room import Group, Room, place
 from rlhf_operator.snapshot import ObservedJob, Snapshot
 
 MAX_YIELDED: Final = 3
@@ -40,20 +40,14 @@ def delays_nobody(ctx: ReconcileContext, mapping: MappedPlacement, room: Room, a
     own = replace(ctx.snapshot.job, status=ctx.status.model_copy(update={"mapping": mapping, "reserved": ()}))
     end = remaining_seconds(own, ctx.now) + START_AND_END_SECONDS
     for each in ctx.turns.first(ahead):
-        if (attempt := manifest_of(ctx, each)) is None:
+        if not (pods := pods_of(ctx, each)):
             return False
-        pods = groups_of(attempt)
         without = Forecast.of(ctx, nodes_for(ctx, pods))
         beside = without.beside(own, room.reserved)
         start, _ = without.start_of(pods)
         if (end == math.inf or end > start) and beside.room_at(start, pods).lacks:
             return False
     return True
-
-
-def is_behind(ctx: ReconcileContext, job: ObservedJob, ahead: ObservedJob) -> bool:
-    """Whether a job's turn comes after that of another."""
-    return ctx.turns.of(ahead) < ctx.turns.of(job)
 
 
 def nodes_for(ctx: ReconcileContext, pods: Sequence[Group]) -> Snapshot:

@@ -206,7 +206,14 @@ class ReconcileContext:
 
     def set_condition(self, kind: ConditionType, status: Truth, reason: str, message: str = "") -> None:
         """Set the condition of this type in the new status."""
-        new = conditions.condition(kind, status, reason, message, now=self.now, generation=self.snapshot.job.generation)
+        new = Condition(
+            type=kind,
+            status=status,
+            reason=reason,
+            message=conditions.shortened(message),
+            last_transition_time=timestamp(self.now),
+            observed_generation=max(self.snapshot.job.generation, 0),
+        )
         self.set_status(conditions=conditions.merged(self.status.conditions, new, self.snapshot.job.status.conditions))
 
     def add_event(self, kind: Literal["Normal", "Warning"], reason: str, message: str, *, node: str = "") -> None:

@@ -19,7 +19,6 @@ from rlhf_operator.placement.capacity import counted
 from rlhf_operator.reconcile import giving, line
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import groups_of, held_by, place
-from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
@@ -145,7 +144,7 @@ def _free_room(ctx: ReconcileContext, found: ObservedPool, count: int) -> tuple[
     """Return room for `count` more pods, best on existing nodes; none if a waiting job may use these nodes."""
     seen, avoided = ctx.snapshot, failure.bad_nodes(ctx.snapshot, ctx.now)
     pods = AttemptPods(snapshot=seen, job=found.job, mapping=found.mapping, settings=ctx.settings, avoided=avoided)
-    group = groups_of(rayjob(pods))[1 + found.mapping.pools.index(found.pool)]
+    group = groups_of(pods)[1 + found.mapping.pools.index(found.pool)]
     room = place([replace(group, count=count)], seen.without(avoided).also_taken(ctx.status.reserved))
     nodes = {each.node for each in room.reserved}
     is_free = nodes.isdisjoint(giving.nodes_for_waiting(ctx, line.waiting_jobs(ctx)))

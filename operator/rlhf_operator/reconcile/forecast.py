@@ -11,10 +11,8 @@ from datetime import datetime
 from typing import Final, Self
 
 from rlhf_api.status import Reserved, Status
-from rlhf_operator.actions import Manifest
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import Group, Room, groups_of, place
-from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, Snapshot, inputs_of
 from rlhf_operator.times import parsed, since
@@ -61,15 +59,15 @@ def _by_end(ends_of: list[tuple[float, ObservedJob]]) -> tuple[tuple[float, Obse
     return tuple(sorted(ends_of, key=lambda each: (each[0], each[1].namespace, each[1].name)))
 
 
-def expected_start(ctx: ReconcileContext, ahead: Sequence[ObservedJob], attempt: Manifest) -> float:
+def expected_start(ctx: ReconcileContext, ahead: Sequence[ObservedJob], pods: Sequence[Group]) -> float:
     """Seconds until an attempt may begin after the jobs ahead, which begin in this order; infinite: not known."""
     forecast = Forecast.of(ctx, ctx.snapshot)
     for each in ahead:
-        if (other := manifest_of(ctx, each)) is None:
+        if not (others := pods_of(ctx, each)):
             return math.inf
-        start, room = forecast.start_of(groups_of(other))
+        start, room = forecast.start_of(others)
         forecast = forecast.beside(each, room.reserved, start + remaining_seconds(each, ctx.now))
-    return forecast.start_of(groups_of(attempt))[0]
+    return forecast.start_of(pods)[0]
 
 
 def start_in_words(seconds: float, now: datetime) -> str:
@@ -117,11 +115,11 @@ def context_of(ctx: ReconcileContext, job: ObservedJob) -> ReconcileContext:
     return ReconcileContext.of(replace(ctx.snapshot, job=job, inputs=inputs), ctx.now, ctx.settings)
 
 
-def manifest_of(ctx: ReconcileContext, waiting: ObservedJob) -> Manifest | None:
-    """Return the RayJob of another job's next attempt for a trial placement; None if it has no mapping yet."""
+def pods_of(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
+    """Return the pods of another job's next attempt for a trial placement; none if it has no mapping yet."""
     other = context_of(ctx, waiting)
     if other.job is None or other.status.mapping is None:
-        return None
-    return rayjob(
+        return []
+    return groups_of(
         AttemptPods(snapshot=other.snapshot, job=other.job, mapping=other.status.mapping, settings=ctx.settings)
     )

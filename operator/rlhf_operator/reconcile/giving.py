@@ -14,11 +14,10 @@ from rlhf_api.status import MappedPlacement, Reserved, Status
 from rlhf_operator import failure
 from rlhf_operator.placement.capacity import counted
 from rlhf_operator.placement.map_job import map_job
-from rlhf_operator.reconcile.backfill import START_AND_END_SECONDS, is_behind, is_guest, is_open, nodes_for
+from rlhf_operator.reconcile.backfill import START_AND_END_SECONDS, is_guest, is_open, nodes_for
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.reconcile.forecast import context_of, manifest_of, remaining_seconds
+from rlhf_operator.reconcile.forecast import context_of, pods_of, remaining_seconds
 from rlhf_operator.reconcile.room import Group, groups_of, place
-from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedJob, Snapshot
 
@@ -52,7 +51,7 @@ def _gift(
 ) -> GivenRoom | None:
     """Return what a running job gives to a job in line and some behind it; None if the first needs none of it."""
     found, pods, others = None, list[Group](), None
-    behind = sorted((each for each in waiting if is_behind(ctx, each, first)), key=ctx.turns.of)
+    behind = sorted((each for each in waiting if ctx.turns.of(first) < ctx.turns.of(each)), key=ctx.turns.of)
     served = (first, *behind[: MAX_SHRINKING - 1])
     for count, each in enumerate(served, start=1):
         if not (more := fewest_pods(ctx, each)):
@@ -168,7 +167,7 @@ def with_largest_mapping(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot
         if mapping is None or mapping.nodes not in sizes:
             return None
         pods = AttemptPods(snapshot=nodes, job=other.job, mapping=mapping, settings=ctx.settings)
-        if not (room := place(groups_of(rayjob(pods)), nodes)).lacks:
+        if not (room := place(groups_of(pods), nodes)).lacks:
             return _holding(job, mapping, room.reserved)
         most = mapping.nodes - 1
     return None
@@ -187,7 +186,7 @@ def _possible_givers(
         return ctx.turns.demand(job.node_request).priority, -job.created.timestamp(), job.uid
 
     found = sorted(filter(is_open, holders), key=last_in_turn)
-    guests = [each for each in found if is_guest(each) and is_behind(ctx, each, to)]
+    guests = [each for each in found if is_guest(each) and ctx.turns.of(to) < ctx.turns.of(each)]
     if not place(pods, ctx.snapshot.taken_only_by(each for each in holders if each not in guests)).lacks:
         return guests
     demand = ctx.turns.demand(to.node_request)
@@ -216,8 +215,7 @@ def fewest_pods(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
         on = cache(lambda most: with_largest_mapping(ctx, waiting, emptied, range(counts.start, most + 1)))
         found = bisect_left(counts, True, key=lambda most: on(most) is not None)
         waiting = (on(counts[found]) if found < len(counts) else None) or waiting
-    attempt = manifest_of(ctx, waiting)
-    return groups_of(attempt) if attempt else []
+    return pods_of(ctx, waiting)
 
 
 def _holding(job: ObservedJob, mapping: MappedPlacement | None, reserved: Sequence[Reserved]) -> ObservedJob:

@@ -13,12 +13,10 @@ from rlhf_api.job import Job
 from rlhf_api.names import slots_text
 from rlhf_api.status import MappedPlacement, Reserved, Status
 from rlhf_operator import conditions, failure, names
-from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.map_job import MappingReason, MappingResult, map_job, still_fits
 from rlhf_operator.reconcile import backfill, finish, forecast, giving, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.reconcile.room import Group, groups_of, place, room_for, with_head
-from rlhf_operator.resources.attempt import rayjob
+from rlhf_operator.reconcile.room import Group, groups_of, place, with_head
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedJob, Snapshot
 from rlhf_operator.times import parsed
@@ -139,7 +137,7 @@ def _reserves(
     """Whether all pods of an attempt have room and delay none of these jobs; if so, the room is reserved for it."""
     if not ctx.snapshot.in_line:
         return True
-    pods = groups_of(_manifest(ctx, job, mapping))
+    pods = _pods(ctx, job, mapping)
     found = place(pods, seen)
     if found.lacks or (delayed and not backfill.delays_nobody(ctx, mapping, found, delayed)):
         return False
@@ -166,9 +164,9 @@ def _awaits_nodes(room: Sequence[Reserved]) -> bool:
     return any(names.group_of(each.node) for each in room)
 
 
-def _manifest(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> Manifest:
-    """Return the RayJob of an attempt for a trial placement; its attempt number and ConfigMap name are placeholders."""
-    return rayjob(AttemptPods(snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings))
+def _pods(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> list[Group]:
+    """Return the pods of an attempt for a trial placement."""
+    return groups_of(AttemptPods(snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings))
 
 
 def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
@@ -184,19 +182,19 @@ def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
     rivals, message = _rivals(ctx, ahead), FAR_BEHIND
     if len(rivals) < MAX_REPORTED_POSITIONS:
         ctx.requeue_after(RECHECK_SECONDS)
-        message = _place_in_line(ctx, rivals, _manifest(ctx, job, mapping))
+        message = _place_in_line(ctx, rivals, _pods(ctx, job, mapping))
     _set_waiting(ctx, message)
 
 
-def _place_in_line(ctx: ReconcileContext, rivals: list[ObservedJob], attempt: Manifest) -> str:
+def _place_in_line(ctx: ReconcileContext, rivals: list[ObservedJob], pods: list[Group]) -> str:
     """Return a sentence on who is before the job in line, what the job lacks, and when it may begin."""
     first = f"{rivals[0].namespace}/{rivals[0].name}" if rivals else ""
-    lacks = room_for(attempt, ctx.snapshot).lacks
+    lacks = place(pods, ctx.snapshot).lacks
     why = f"no node has room for {lacks}" if lacks else "the free room is kept for that job" * bool(first)
     when = "" if rivals else giving.givers_in_words(ctx)
-    when = when or forecast.start_in_words(forecast.expected_start(ctx, rivals, attempt), ctx.now)
-    place = f"{_ordinal(len(rivals) + 1)} in line{f' behind {first}' * bool(first)}"
-    return f"{'; '.join(filter(None, (place, why, when)))}."
+    when = when or forecast.start_in_words(forecast.expected_start(ctx, rivals, pods), ctx.now)
+    where = f"{_ordinal(len(rivals) + 1)} in line{f' behind {first}' * bool(first)}"
+    return f"{'; '.join(filter(None, (where, why, when)))}."
 
 
 def _mapping_on(ctx: ReconcileContext, job: Job, emptied: Snapshot) -> MappedPlacement | None:
@@ -209,7 +207,7 @@ def _mapping_on(ctx: ReconcileContext, job: Job, emptied: Snapshot) -> MappedPla
             _set_unmapped(ctx, result.reason, result.message)
             return None
         mapping = result.mapping
-    if lacks := room_for(_manifest(ctx, job, mapping), emptied).lacks:
+    if lacks := place(_pods(ctx, job, mapping), emptied).lacks:
         what = f"no node has room for {lacks}, even if all RLHFJobs that run had ended; add nodes, or see spec.runtime"
         _set_unmapped(ctx, "NoFeasiblePlacement", what)
         return None
@@ -271,10 +269,8 @@ def _rivals(ctx: ReconcileContext, ahead: list[ObservedJob]) -> list[ObservedJob
 
 def _with_head_ahead(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot:
     """Return the snapshot with room taken for the first job's head pod, which may use nodes that workers may not."""
-    snapshot = ctx.snapshot
-    first = min(ahead, key=ctx.turns.of)
-    attempt = forecast.manifest_of(ctx, first)
-    return replace(snapshot, taken=with_head(attempt, snapshot)) if attempt else snapshot
+    pods = forecast.pods_of(ctx, min(ahead, key=ctx.turns.of))
+    return replace(ctx.snapshot, taken=with_head(pods[0], ctx.snapshot)) if pods else ctx.snapshot
 
 
 def _ordinal(position: int) -> str:

@@ -8,8 +8,9 @@ from typing import Final
 
 from rlhf_api.checks.pod_template import PodSpec
 from rlhf_api.status import Reserved, ReservedAmount
-from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.suitable import suits
+from rlhf_operator.resources.attempt import rayjob
+from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import Document, ObservedNode, ObservedPod, Snapshot, requests_of
 
 IMPLIED_RESOURCES: Final = ("cpu", "memory")
@@ -42,11 +43,6 @@ class Room:
     reserved: tuple[Reserved, ...]
     lacks: str
     """Description of the pods that find no node; empty if all pods find one."""
-
-
-def room_for(rayjob: Manifest, snapshot: Snapshot) -> Room:
-    """Place an attempt's pods on the nodes for trial; see `place`."""
-    return place(groups_of(rayjob), snapshot)
 
 
 def place(groups: Iterable[Group], snapshot: Snapshot) -> Room:
@@ -96,13 +92,12 @@ def _place_group(
     return missing
 
 
-def with_head(rayjob: Manifest, snapshot: Snapshot) -> Mapping[str, Mapping[str, int]]:
+def with_head(head: Group, snapshot: Snapshot) -> Mapping[str, Mapping[str, int]]:
     """Return the amounts taken on each node, with those of the head pod added.
 
     The head pod is put on the suitable node with most free CPU, even if it does not fit there.
     """
-    taken, (head, *_) = snapshot.taken, groups_of(rayjob)
-    suiting = [node for node in snapshot.nodes or () if suits(node, head.pod)]
+    taken, suiting = snapshot.taken, [node for node in snapshot.nodes or () if suits(node, head.pod)]
     if not suiting:
         return taken
     node = max(suiting, key=lambda each: each.room["cpu"] - taken.get(each.name, {}).get("cpu", 0)).name
@@ -125,9 +120,9 @@ def _reserved(held: Mapping[str, Counter[str]], *, is_extra: bool = False) -> tu
     return tuple(found)
 
 
-def groups_of(rayjob: Manifest) -> list[Group]:
-    """Return the groups of an attempt's pods, the head pod first."""
-    cluster = rayjob["spec"]["rayClusterSpec"]
+def groups_of(pods: AttemptPods) -> list[Group]:
+    """Return the groups of an attempt's pods, the head pod first; the attempt's number and ConfigMap do not matter."""
+    cluster = rayjob(pods)["spec"]["rayClusterSpec"]
     groups = [_group("the head pod", 1, cluster["headGroupSpec"])]
     for each in cluster["workerGroupSpecs"]:
         count, pool = each["replicas"] * each["numOfHosts"], f"pool {each['groupName']}"

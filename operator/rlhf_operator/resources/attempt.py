@@ -52,22 +52,18 @@ def rayjob(pods: AttemptPods) -> Manifest:
     name = names.rayjob_name(pods.job.name, pods.attempt)
     metadata, policy = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt), pods.job.spec.run_policy
     run = ("rlhf", "run", f"{names.JOB_FOLDER}/{job_file.KEY}", "--output", names.OUTPUT_FOLDER)
-    own = {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": {**metadata, "labels": {**metadata["labels"], **identity.queue(pods.snapshot.job)}},
-        "spec": {
-            "jobId": name,
-            "entrypoint": shlex.join((*run, "--metrics-port", str(names.TRAINER_METRICS_PORT))),
-            "ttlSecondsAfterFinished": KEPT_FOR_EVER if policy.keep_pods_on_failure else KEPT_SECONDS,
-            "rayClusterSpec": {
-                "rayVersion": pods.settings.ray_version,
-                "headGroupSpec": _head_group(pods),
-                "workerGroupSpecs": workers.groups(pods),
-            },
+    metadata["labels"] |= identity.queue(pods.snapshot.job)
+    spec = {
+        "jobId": name,
+        "entrypoint": shlex.join((*run, "--metrics-port", str(names.TRAINER_METRICS_PORT))),
+        "ttlSecondsAfterFinished": KEPT_FOR_EVER if policy.keep_pods_on_failure else KEPT_SECONDS,
+        "rayClusterSpec": {
+            "rayVersion": pods.settings.ray_version,
+            "headGroupSpec": _head_group(pods),
+            "workerGroupSpecs": workers.groups(pods),
         },
     }
-    document: Manifest = merged(fixed_part("rayjob"), own)
+    document: Manifest = merged(fixed_part("rayjob"), identity.document("ray.io/v1", "RayJob", metadata, spec=spec))
     return document
 
 
@@ -112,16 +108,10 @@ def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Ma
     if job.status.mapping and (pool := job.status.mapping.elastic_pool):
         selector["matchExpressions"] = [{"key": names.POOL, "operator": "NotIn", "values": [pool.name]}]
     owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": rayjob.name, "uid": rayjob.uid, "controller": True}
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {**identity.metadata(job, rayjob.name, attempt=rayjob.attempt), "ownerReferences": [owner]},
-        "spec": {
-            "selector": selector,
-            "minAvailable": pods,  # maxUnavailable would need controllers that can be scaled
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
-    }
+    metadata = {**identity.metadata(job, rayjob.name, attempt=rayjob.attempt), "ownerReferences": [owner]}
+    # maxUnavailable would need controllers that can be scaled.
+    spec = {"selector": selector, "minAvailable": pods, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    return identity.document("policy/v1", "PodDisruptionBudget", metadata, spec=spec)
 
 
 def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy) -> Manifest:
@@ -144,9 +134,5 @@ def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy) -> Manifest:
             ),
         ],
     }
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": identity.metadata(job, names.by_content(job.name, json.dumps(spec, sort_keys=True))),
-        "spec": spec,
-    }
+    metadata = identity.metadata(job, names.by_content(job.name, json.dumps(spec, sort_keys=True)))
+    return identity.document("networking.k8s.io/v1", "NetworkPolicy", metadata, spec=spec)

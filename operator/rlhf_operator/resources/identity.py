@@ -25,6 +25,11 @@ def metadata(job: ObservedJob, name: str, *, attempt: int | None = None) -> dict
     }
 
 
+def document(api_version: str, kind: str, metadata: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return an object of Kubernetes."""
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+
+
 def owner(job: ObservedJob) -> dict[str, Any]:
     """Return the owner reference of an object that is deleted with the job."""
     return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}

@@ -19,13 +19,8 @@ KEY = "job.yaml"
 def config_map(snapshot: Snapshot, job: Job, mapping: MappedPlacement) -> Manifest:
     """Return the ConfigMap with job.yaml for a mapping; its name holds a hash, as later mappings may differ."""
     text = kubectl_yaml.write(placed(job, mapping, snapshot.inputs))
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": identity.metadata(snapshot.job, names.by_content(job.name, text)),
-        "immutable": True,
-        "data": {KEY: text},
-    }
+    metadata = identity.metadata(snapshot.job, names.by_content(job.name, text))
+    return identity.document("v1", "ConfigMap", metadata, immutable=True, data={KEY: text})
 
 
 def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInput]) -> dict[str, Any]:

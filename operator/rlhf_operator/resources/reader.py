@@ -64,7 +64,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequ
     template = merged({"metadata": {"labels": labels}, "spec": pod}, {**over, "spec": spec})
     metadata["labels"] |= identity.queue(snapshot.job)
     spec = {**fixed_part("reader_job"), "template": template}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+    return identity.document("batch/v1", "Job", metadata, spec=spec)
 
 
 def _argument(snapshot: Snapshot, request: ReadRequest) -> str:

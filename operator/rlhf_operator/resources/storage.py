@@ -161,15 +161,9 @@ def output_claim(seen: ObservedJob, job: Job, settings: Settings, *, at_least: s
     spec: dict[str, Any] = {"accessModes": [storage.access_mode], "resources": {"requests": {"storage": size}}}
     if storage.storage_class_name is not None:
         spec["storageClassName"] = storage.storage_class_name
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {
-            **identity.metadata(seen, names.output_claim_name(job.name)),
-            "ownerReferences": [identity.owner(seen)] if goes_with(job, has_succeeded=False) else [],
-        },
-        "spec": spec,
-    }
+    owners = [identity.owner(seen)] if goes_with(job, has_succeeded=False) else []
+    metadata = {**identity.metadata(seen, names.output_claim_name(job.name)), "ownerReferences": owners}
+    return identity.document("v1", "PersistentVolumeClaim", metadata, spec=spec)
 
 
 def _file(folder: str, place: Place) -> str:

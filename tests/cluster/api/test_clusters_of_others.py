@@ -10,7 +10,7 @@ from tests.cluster.clusters import GROWS
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.lifecycle import SECONDS
 from tests.cluster.stage import Lives, small_job, stage
-from tests.operator.test_groups_that_autoscalers_state import NEW_STATUS, node_pool
+from tests.operator.test_groups_that_autoscalers_state import STATUS, node_pool
 
 BROKEN = {"name": "broken", "matchLabels": {"pool": "broken"}, "max": 2, "cpu": "1", "deadlineSeconds": 3}
 
@@ -92,7 +92,7 @@ def test_a_pool_takes_idle_nodes_and_gives_one_to_a_job(lives: Lives) -> None:
 
 def test_groups_of_karpenter_and_cluster_autoscaler_are_read(lives: Lives) -> None:
     server = lives.jobs.server
-    with clusters.autoscalers(server, [node_pool(limits={"nodes": "2"}, type=["p5.48xlarge"])], NEW_STATUS):
+    with clusters.autoscalers(server, [node_pool(limits={"nodes": "2"}, type=["p5.48xlarge"])], STATUS):
         for user, groups, refused in (("admin", ["gpus"], 0), ("dev", [], 2)):
             known, told = clusters.groups_read_by(server, user)
             assert [each.name for each in known.node_groups] == groups

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump, load
 from rlhf_api.problems import SpecError
-from rlhf_mapper.calibration import KIND_OF
 from rlhf_mapper.hardware import GPUS, Cluster, FoundGpu, NodeGroup, figures_of
 from rlhf_mapper.mapping import PHASES, STAGES
 from rlhf_planning.job_plan import objective_of
@@ -294,9 +293,7 @@ def test_measured_times_correct_the_prediction(tmp_path: Path) -> None:
     slow = run_folder(tmp_path / "slow", before, factor=2)
     after = planned(EXAMPLES[0], "helpful-ppo", "--calibrate", slow)
     assert after["predicted"]["step_seconds"] == pytest.approx(2 * before["predicted"]["step_seconds"], rel=0.02)
-    assert after["predicted"]["correction"] == pytest.approx(
-        {"training": 2, "inference": 2, "generation": 2, "transition": 2}
-    )
+    assert after["predicted"]["correction"] == pytest.approx(dict.fromkeys(PHASES, 2))
     shown = plan(EXAMPLES[0], "helpful-ppo", "--calibrate", slow)[1]
     said = "corrected by helpful-ppo, where measured over predicted seconds were: reshard 2, generation 2, scoring 2"
     assert said in shown
@@ -314,7 +311,7 @@ def test_several_runs_correct_together_and_each_is_left_out(tmp_path: Path) -> N
     runs = [run_folder(tmp_path / str(factor), before, factor=factor) for factor in (2, 8)]
     both = [word for run in runs for word in ("--calibrate", run)]
     after = planned(EXAMPLES[0], "helpful-ppo", *both)
-    assert after["predicted"]["correction"] == pytest.approx(dict.fromkeys(KIND_OF.values(), 4)), "the geometric mean"
+    assert after["predicted"]["correction"] == pytest.approx(dict.fromkeys(PHASES, 4)), "the geometric mean"
     shown = " ".join(plan(EXAMPLES[0], "helpful-ppo", *both)[1].split())
     assert "scoring 2, update 2; left out, it is predicted +300% off corrected by helpful-ppo" in shown
     assert "scoring 8, update 8; left out, it is predicted -75% off" in shown
@@ -345,7 +342,7 @@ def test_lengths_are_of_any_run_that_has_measured_them(tmp_path: Path) -> None:
     ("damaged", "sentence"),
     [
         ({"correction": None}, "mapping.json is damaged: predicted.correction: Input should be a valid dictionary"),
-        ({"correction": {"training": 1e300}}, "mapping.json is damaged: predicted.correction.training: "),
+        ({"correction": {"update": 1e300}}, "mapping.json is damaged: predicted.correction.update: "),
         ({"phases": {"update": "long"}}, "mapping.json is damaged: predicted.phases.update: "),
         ({"phases": {"update": 1e-12}}, "metrics.jsonl: update took "),
         ({"phases": {}}, "metrics.jsonl has no time/<phase> of a phase that was predicted"),

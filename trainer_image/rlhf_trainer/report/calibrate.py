@@ -9,10 +9,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.calibration import KIND_OF, Compared, compare_phases, correction_of
+from rlhf_mapper.calibration import Compared, compare_phases, correction_of
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.mapping import Kind, Phase
+from rlhf_mapper.mapping import Phase
 from rlhf_planning.numbers import number
 from rlhf_trainer.report.run_record import JobRecord
 
@@ -31,7 +31,7 @@ class Predicted(BaseModel):
     """Fields of the prediction in mapping.json that calibration reads."""
 
     phases: dict[Phase, Annotated[float, Field(ge=0, le=MAX_SECONDS)]]
-    correction: dict[Kind, Annotated[float, Field(ge=MIN_RATIO, le=MAX_RATIO)]]
+    correction: dict[Phase, Annotated[float, Field(ge=MIN_RATIO, le=MAX_RATIO)]]
 
 
 class MappingFile(BaseModel):
@@ -57,8 +57,8 @@ class RunCalibration:
 
     def error(self, correction: Correction) -> float:
         """Return by how much a correction would have missed the run's phases together, as a share of the measured."""
-        kinds = [(each, KIND_OF[each.phase]) for each in self.phases]
-        predicted = sum(each.predicted * correction.of(kind) / self.before.of(kind) for each, kind in kinds)
+        factors = {each.phase: correction.of(each.phase) / self.before.of(each.phase) for each in self.phases}
+        predicted = sum(each.predicted * factors[each.phase] for each in self.phases)
         return predicted / sum(each.measured for each in self.phases) - 1
 
 

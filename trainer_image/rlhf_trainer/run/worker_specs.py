@@ -17,7 +17,7 @@ from rlhf_api.spec.algorithms import Algorithm, PolicyGradient, RewardShaping
 from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
-from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
+from rlhf_planning.job_plan import gpu_memory_utilization, micro_batch_tokens
 from rlhf_trainer.algorithms import models
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import DataError
