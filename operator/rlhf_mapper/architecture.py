@@ -21,7 +21,7 @@ CONTEXTS = (1, 2, 4, 8)
 """Context sizes that the mapper tries where a sequence may be longer than a micro-batch."""
 SCALED = ("linear", "dynamic", "yarn")
 """Types of rotary embeddings by whose factor a model reads more than its `max_position_embeddings`."""
-PLAIN_HEADS = ("llama", "mistral", "qwen2")
+PLAIN_HEADS = ("llama", "mistral", "qwen2", "deepseek_v3")
 """Model types that do not normalize queries and keys."""
 FUSED = ("phi3",)
 """Model types that join the query, key and value matrices into one."""
@@ -63,6 +63,12 @@ class Architecture:
     """Whether attention normalizes queries and keys (as in Qwen3)."""
     positions: int = 0
     """Largest number of tokens of a sequence that the model reads, with scaled rotary embeddings; 0: unknown."""
+    attention: int = 0
+    """Parameters of a layer's attention with latent heads (MLA, as in DeepSeek-V3); 0: as the heads say."""
+    shared: int = 0
+    """Width of the MLP that computes all tokens beside the experts."""
+    dense: tuple[int, int] = (0, 0)
+    """(number of layers without experts, width of their MLP)."""
     scores: bool = False
     """Whether the model is a reward model, cost model or critic, whose head gives one value a token."""
 
@@ -80,9 +86,10 @@ class Architecture:
     @property
     def active_layer_parameters(self) -> int:
         """Number of parameters of one layer that multiply a token: attention, router, and the experts chosen for it."""
-        attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
+        attention = self.attention or self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
         router = self.hidden * self.experts if self.experts > 1 else 0
-        return attention + self.experts_per_token * self.mlp_parameters + router
+        shared = self.mlp_parameters * self.shared // self.ffn
+        return attention + self.experts_per_token * self.mlp_parameters + router + shared
 
     @property
     def mlp_parameters(self) -> int:
@@ -121,7 +128,12 @@ class Architecture:
     def parameters(self) -> int:
         """Number of all parameters; an embedding that is also the head counts once."""
         own_head = 0 if self.tied and not self.scores else self.head_parameters
-        return self.layers * self.layer_parameters + self.vocabulary * self.hidden + self.hidden + own_head
+        dense, width = self.dense
+        less = (
+            self.experts * (self.mlp_parameters + self.hidden) + self.mlp_parameters * (self.shared - width) // self.ffn
+        )
+        of_layers = self.layers * self.layer_parameters - dense * less
+        return of_layers + self.vocabulary * self.hidden + self.hidden + own_head
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
@@ -169,13 +181,13 @@ def experts_in(config: Mapping[str, Any]) -> int | None:
 def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Architecture:
     """Return the architecture that a config.json describes. Raises KeyError with the name of a missing field."""
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-    experts = experts_in(config) or 1
+    experts, head_size = experts_in(config) or 1, int(config.get("head_dim") or hidden // heads)
     return Architecture(
+        **(_latent(config) if config.get("model_type") == "deepseek_v3" else {"head_size": head_size}),
         layers=int(config["num_hidden_layers"]),
         hidden=hidden,
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_size=int(config.get("head_dim") or hidden // heads),
         ffn=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
         vocabulary=int(config["vocab_size"]),
         may_be_cut=config.get("model_type", CUT[0]) in {*CUT, *MIXTURES}.difference(UNSEARCHED),
@@ -188,6 +200,21 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         positions=positions_of(config),
         scores=scores,
     )
+
+
+def _latent(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an Architecture that only DeepSeek-V3 has."""
+    names = ("num_attention_heads", "hidden_size", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    heads, hidden, latent, plain, rotary, value = (int(config[name]) for name in names)
+    queries = int(config.get("q_lora_rank") or 0)
+    of_queries = heads * (plain + rotary) * (queries or hidden) + hidden * queries
+    of_keys = hidden * (latent + rotary) + latent * heads * (plain + value)
+    return {
+        "head_size": (plain + rotary + value) // 2,  # of queries and keys, and of values and outputs, on average
+        "attention": of_queries + of_keys + heads * value * hidden,
+        "shared": int(config.get("n_shared_experts") or 0) * int(config["moe_intermediate_size"]),
+        "dense": (int(config.get("first_k_dense_replace") or 0), int(config["intermediate_size"])),
+    }
 
 
 def positions_of(config: Mapping[str, Any]) -> int:

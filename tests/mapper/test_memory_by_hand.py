@@ -85,7 +85,8 @@ def test_a_rank_holds_its_part_of_a_layers_experts() -> None:
         held(layout(d=8, e=e), software=SHARDED, model=replace(MIXTURE, layers=64), tokens=few) for e in (1, 8)
     )
     experts = 16 * 3 * MIXTURE.hidden * MIXTURE.ffn
-    assert whole - part == pytest.approx((2 * 2 + 4) * experts * 7 / 8, rel=0.01), "two layers, and gradients of one"
+    gathered = (2 * 2 + 4) * experts - (2 + 4) * experts / 8
+    assert whole - part == pytest.approx(gathered, rel=0.01), "two layers, of parts one, and gradients of one"
 
 
 def test_ranks_of_a_row_shard_the_states_of_one_copy() -> None:

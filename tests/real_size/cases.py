@@ -24,6 +24,7 @@ SMALL_MIXTURE = Case(
     reshards=False,
 )
 LARGE_MIXTURE = replace(SMALL_MIXTURE, shape="Qwen3-235B-A22B", ranks=128)
+DEEPSEEK = replace(SMALL_MIXTURE, shape="DeepSeek-V3", ranks=256, layout={"expert": 64})
 LONG_8B = Case(
     shape="Qwen3-8B",
     ranks=8,
@@ -100,6 +101,8 @@ CASES: Mapping[str, Case] = {
     "four-layers-of-qwen3-30b-a3b-32k": replace(SMALL_MIXTURE, layers=4, rows=16, micro_batch_tokens=32768),
     "four-layers-of-qwen3-235b-a22b": replace(LARGE_MIXTURE, layers=4),
     "qwen3-235b-a22b-128": LARGE_MIXTURE,
+    "deepseek-v3-256": DEEPSEEK,
+    "six-layers-of-deepseek-v3": replace(DEEPSEEK, layers=6),
     "qwen3-8b-8-131k": LONG_8B,
     "four-layers-of-qwen3-8b-131k": replace(LONG_8B, layers=4),
     "llama-3-70b-64-65k": LONG_70B,

@@ -262,18 +262,20 @@ def _flash_attention(
 ) -> Tensor:
     """What CUDA does in scaled_dot_product_attention; a device of one's own would get a matrix [heads, T, T].
 
-    FlashAttention takes keys and values of fewer heads as they are; the kernel for masks does not.
+    FlashAttention takes keys and values of fewer heads as they are, but no mask and no values of another size than
+    keys (DeepSeek); the kernel for those does not.
     """
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1 and attn_mask is not None:
+    groups, is_flash = query.shape[1] // key.shape[1], attn_mask is None and query.shape[-1] == value.shape[-1]
+    if groups > 1 and not is_flash:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    if attn_mask is None:
+    if is_flash:
         kernel = torch.ops.aten._scaled_dot_product_flash_attention
         output = kernel(query, key, value, is_causal=options["is_causal"], scale=options["scale"])[0]
     else:
         kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-        mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-        output = kernel(query, key, value, mask, True, scale=options["scale"])[0]
+        mask = None if attn_mask is None else attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+        causal = attn_mask is None and options["is_causal"]
+        output = kernel(query, key, value, mask, True, is_causal=causal, scale=options["scale"])[0]
     assert isinstance(output, Tensor)
     return output
 

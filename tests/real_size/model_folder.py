@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -34,8 +34,9 @@ def model_folder(folder: Path, config: PreTrainedConfig, *, labels: int | None =
     model.config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(str(TOKENIZER)).save_pretrained(folder)
     tied = bool(model.config.tie_word_embeddings) and not labels
-    files: list[dict[str, nn.Parameter]] = [{}]
-    for name, weight in model.named_parameters():
+    files: list[dict[str, Tensor]] = [{}]
+    stored = model.state_dict().keys()
+    for name, weight in (*model.named_parameters(), *(each for each in model.named_buffers() if each[0] in stored)):
         assert not (tied and name == "lm_head.weight")
         if sum(map(_bytes, files[-1].values())) + _bytes(weight) > FILE_BYTES:
             files.append({})

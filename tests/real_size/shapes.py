@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
+from transformers import AutoConfig, DeepseekV3Config, LlamaConfig, PreTrainedConfig
 
 from rlhf_api.spec.model_shape import KNOWN
 
@@ -47,4 +47,5 @@ SHAPES: Mapping[str, PreTrainedConfig] = {
         **_TOKENS,
     ),
     **{name: _known(name) for name in _LONGEST},
+    "DeepSeek-V3": DeepseekV3Config(num_mtp_layers=0, **_TOKENS),
 }

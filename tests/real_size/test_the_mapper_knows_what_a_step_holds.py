@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from rlhf_api.spec.job_spec import Attention
 from rlhf_mapper.architecture import Architecture, architecture_of
 from rlhf_mapper.coefficients import software_for
-from rlhf_mapper.simulate import generation, layer, memory
+from rlhf_mapper.simulate import generation, layer, layouts, memory
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
 from tests.mapper.planned_jobs import cluster_of
@@ -34,6 +35,17 @@ WHOLE = (
     "llama-3-70b-64",
 )
 """Of real shapes with all their layers, too."""
+SHORT = "four-layers-of-qwen3-235b-a22b"
+LARGE = (
+    "four-layers-of-qwen3-30b-a3b",
+    "six-layers-of-deepseek-v3",
+    "four-layers-of-qwen3-8b-131k",
+    "qwen3-30b-a3b-16",
+    "qwen3-235b-a22b-128",
+    "qwen3-8b-8-131k",
+    "deepseek-v3-256",
+)
+"""Mixtures whose experts lie on several ranks, and rows on several ranks."""
 
 
 @pytest.mark.parametrize("changes", [{}, {"hidden": 896}, {"ffn": 5120}, {"heads": 8}, {"kv_heads": 16}], ids=str)
@@ -78,7 +90,7 @@ def said(case: Case) -> dict[str, float]:
     software = replace(software_for("GPU", "BF16"), attention="SDPA")  # torch's fake device is no cuda
     sizes = case.sizes
     axes = (sizes.pipeline, sizes.tensor, sizes.data, sizes.context, sizes.expert)
-    layouts = Layouts(*(np.array(float(size)) for size in axes))
+    cut = Layouts(*(np.array(float(size)) for size in axes))
     roles = [role for role in ROLES[case.algorithm] if case.scored_by_model or role != "reward"]
     shapes = {role: shape(case, scores=role in ("critic", "reward")) for role in roles}
     states = sum(
@@ -87,8 +99,8 @@ def said(case: Case) -> dict[str, float]:
     )
     held = states / case.ranks
     row = case.prompt + case.response
-    longest = max(case.micro_batch_tokens, row // sizes.context)
-    tokens = min(case.rows * row // sizes.context, longest)
+    tokens = min(case.rows * row // sizes.context, max(case.micro_batch_tokens, row // sizes.context))
+    longest = tokens * case.response / row
     several = case.rows * row > case.micro_batch_tokens * sizes.context
     how = memory.Update(recomputes=case.recompute, accumulates=several, gpu_memory=GPU_BYTES)
     (nodes,) = cluster_of(("h100-80g", max(case.ranks // 8, 1), 8)).groups
@@ -96,9 +108,9 @@ def said(case: Case) -> dict[str, float]:
     copy = generation.weights_of_gpu(Passes(shapes["actor"], nodes, software), generator)
     phases = {"reshard": copy + memory.reshard_bytes(software, copy)}
     for role, model in shapes.items():
-        phases[f"{role} scores"] = memory.fullest(memory.reading(model, software, layouts, longest), tokens)
+        phases[f"{role} scores"] = memory.fullest(memory.reading(model, software, cut, longest), tokens)
         if role in ("actor", "critic"):
-            moments = memory.updating(model, software, layouts, longest, how)
+            moments = memory.updating(model, software, cut, longest, how)
             phases[f"{role} update"] = memory.fullest(moments, tokens)
     return {phase: (held + float(size)) / 1e9 for phase, size in phases.items()}
 
@@ -133,3 +145,20 @@ def test_a_step_of_few_layers_holds_what_the_mapper_says(name: str) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_step_holds_what_the_mapper_says(name: str) -> None:
     check(name, CASES[name], peaks(name)[name])
+
+
+def check_balanced(name: str) -> None:
+    """What is counted sends each expert as many tokens."""
+    with patch.object(layouts, "UNEVEN_EXPERTS", 1.0):
+        check(name, CASES[name], peaks(name)[name])
+
+
+def test_experts_over_ranks_hold_what_the_mapper_says() -> None:
+    check_balanced(SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", LARGE)
+def test_large_and_long_steps_hold_what_the_mapper_says(name: str) -> None:
+    check_balanced(name)

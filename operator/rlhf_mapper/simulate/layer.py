@@ -136,11 +136,13 @@ def forward_peak(model: Architecture, software: Software) -> Widths:
     return Widths(hidden=size, part=size, ffn=3 * size, queries=0.0, keys=0.0)
 
 
-def backward_peak(software: Software) -> Widths:
+def backward_peak(model: Architecture, software: Software) -> Widths:
     """Return the peak bytes of a token in a layer's backward pass, by width; kept activations (`kept`) do not count.
 
-    These bytes are gradients in the MLP, and gradients of norms in float32. The factors are read off counted peaks
-    (docs/performance.md), against which tests check them.
+    These bytes are gradients in the MLP, and gradients of norms in float32; DeepSeek-V3 (alone with latent attention)
+    weighs the outputs of experts in float32. The factors are read off counted peaks (docs/performance.md), against
+    which tests check them.
     """
     size = software.compute_bytes
-    return Widths(hidden=3 * size, part=5 * size, ffn=3 * size, queries=0.0, keys=0.0)
+    weighed = FLOAT * (model.attention > 0)
+    return Widths(hidden=3 * size, part=5 * size, ffn=3 * size, queries=0.0, keys=0.0, routed=weighed)

@@ -115,7 +115,10 @@ def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
 
 
 def reading(model: Architecture, software: Software, layouts: Layouts, longest: Numbers | float) -> list[Moment]:
-    """Return moments of forward passes at which memory may be fullest; longest: most tokens of a rank at once."""
+    """Return moments of forward passes at which memory may be fullest.
+
+    longest: most tokens of a rank at once that the head reads, those of responses.
+    """
     if not software.shards_weights:
         return [_whole(model, layouts, layer.kept(model, software).on(model, layouts))]
     found = []
@@ -147,7 +150,7 @@ def updating(
         held = inputs * layers * layouts.p + of_layer if how.recomputes else of_layer * layers * layouts.p
         return [_whole(model, layouts, held)]
     found, ratio = [], how.trained_share * software.gradient_bytes / software.compute_bytes
-    busy = layer.backward_peak(software).on(model, layouts)
+    busy = layer.backward_peak(model, software).on(model, layouts)
     for stage in _stages(model, software, layouts, longest):
         gradients = _gradients(stage, software, layouts, how)
         busy_with = stage.root + 2 * stage.layer - stage.experts + stage.head
