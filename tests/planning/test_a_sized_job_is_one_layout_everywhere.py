@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.files import load
+from rlhf_api.names import Role
 from rlhf_importers.command import convert
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping
@@ -73,7 +74,11 @@ def test_verl_gets_each_model_its_own_sizes() -> None:
     (job,) = load(found["job.yaml"]["text"])
     mapping = plan_job(job, Cluster((usual_nodes("h100", 4),)), shapes_of(job), device="GPU")
     assert isinstance(mapping, DeviceMapping)
-    of_verl = {"actor": "actor_rollout_ref.actor", "reference": "actor_rollout_ref.ref", "critic": "critic"}
+    of_verl: dict[Role, str] = {
+        "actor": "actor_rollout_ref.actor",
+        "reference": "actor_rollout_ref.ref",
+        "critic": "critic",
+    }
     for role, name in of_verl.items():
         for size in ("tensor", "pipeline"):
             option = f" {name}.megatron.{size}_model_parallel_size={getattr(mapping.sizes[role], size)} "

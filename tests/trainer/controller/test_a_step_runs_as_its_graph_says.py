@@ -5,6 +5,7 @@ The workers of all algorithms live on pools of two and three slots, whose shares
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -42,7 +43,9 @@ pytestmark = pytest.mark.slow
 
 DEADLINE = float(PATIENCE_SECONDS)
 SLOTS = {"left": 2, "right": 3}
-WIDTHS = {Width.ONE: 1, Width.PROMPT: 3, Width.TEXT: 11, Width.BYTES: 5}
+SHAPES = {Width.ONE: (), Width.PROMPT: (3,), Width.TEXT: (11,), Width.EXPERTS: (11, 4), Width.BYTES: (5,)}
+UNKNOWN = (Width.EXPERTS, Width.BYTES)
+"""Widths that a plan does not know; their fields have a byte for each value."""
 SMALL = ["data.maxPromptTokens=3", "data.maxResponseTokens=8"]
 JOBS = {job.name: job for path in EXAMPLES for job in load(path, SMALL, FINISHED)}
 
@@ -54,18 +57,14 @@ def stand_in(spec: WorkerSpec) -> type:
 
 def standing_in(transfer: Transfer) -> Any:
     """The method for such a mark; the ranks do not take equally long."""
-    added = {name: (FIELDS[name].dtype, WIDTHS[FIELDS[name].width]) for name in transfer.adds or ()}
-    flat = {name for name in added if FIELDS[name].width is Width.ONE}
+    added = {name: (FIELDS[name].dtype, SHAPES[FIELDS[name].width]) for name in transfer.adds or ()}
 
     def call(_: object, batch: Batch, **options: Any) -> Fields:  # noqa: ARG001
         from rlhf_trainer.telemetry import recorder  # that of the process, not a copy sent along with this function
 
         with recorder.span("stand-in"):
             time.sleep(0.01 * (1 + recorder.rank))
-            return {
-                name: torch.zeros(batch.size if name in flat else (batch.size, width), dtype=dtype)
-                for name, (dtype, width) in added.items()
-            }
+            return {name: torch.zeros((batch.size, *shape), dtype=dtype) for name, (dtype, shape) in added.items()}
 
     setattr(call, TRANSFER_MARK, transfer)
     return call
@@ -177,8 +176,8 @@ def test_calls_and_bytes_are_those_of_the_graph(pools: Pools, name: str) -> None
     graph = graph_of(job, placed(job))
     *done, _ = run_step(pools, job, {role: pool.name for pool in placed(job).pools for role in pool.models})
     fields = [FIELDS[field.added_as] for each in graph.edges for field in each.fields]
-    uncounted = WIDTHS[Width.BYTES] * graph.rows * sum(field.width is Width.BYTES for field in fields)
-    assert merge(done)["bytes/transfer"] == graph.bytes + uncounted > 0, "of texts a graph counts no bytes"
+    uncounted = graph.rows * sum(math.prod(SHAPES[field.width]) for field in fields if field.width in UNKNOWN)
+    assert merge(done)["bytes/transfer"] == graph.bytes + uncounted > 0, "of texts and experts a graph counts no bytes"
     spans = work_of(graph, done)
     for pool, slots in SLOTS.items():
         mine = [call for call in graph.by_level if call.pool == pool]

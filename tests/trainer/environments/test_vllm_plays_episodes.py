@@ -74,7 +74,8 @@ def played(kind: str, ranks: int, folder: Path, vllm_ranks: RunRanks) -> list[di
     config = AutoConfig.from_pretrained(folder)
     config.vocab_size = VOCAB_SIZE
     config.save_pretrained(folder)
-    one, *others = vllm_ranks(ranks, play, str(folder), [list(range(ranks))])
+    found: list[list[dict[str, Any]]] = vllm_ranks(ranks, play, str(folder), [list(range(ranks))])
+    one, *others = found
     assert all(other == one for other in others)
     assert any(each["turns"] == 2 for each in one)
     return one
