@@ -38,6 +38,7 @@ WHOLE = (
 SHORT = "four-layers-of-qwen3-235b-a22b"
 LARGE = (
     "four-layers-of-qwen3-30b-a3b",
+    "four-layers-of-qwen3-30b-a3b-32k",
     "six-layers-of-deepseek-v3",
     "four-layers-of-qwen3-8b-131k",
     "qwen3-30b-a3b-16",
