@@ -76,6 +76,7 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     kinds = several.as_list(values["loss_type"])
     if draft.algorithm == "DPO" and len(kinds) == 1 and kinds[0] in LOSSES:
         draft.spec["algorithm"] |= LOSSES[kinds[0]]
+        draft.put("algorithm.labelSmoothing", values["label_smoothing"] if kinds == ["robust"] else None)
     elif kinds not in ([], ["nll"], ["kto"]):
         draft.checks.append(f"there is no loss {', '.join(map(str, kinds))} here")
 

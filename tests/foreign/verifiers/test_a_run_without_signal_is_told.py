@@ -1,4 +1,4 @@
-"""Steps from which nothing can be learned: told after three in a row, with the likely cause and two responses."""
+"""Steps from which nothing can be learned, or whose generator is too far from the trainer: told with their cause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CAUSES: Mapping[str, tuple[Mapping[str, float], str]] = {
 }
 
 
-def job_with(folder: Path, **watch: str) -> Job:
+def job_with(folder: Path, **watch: Any) -> Job:
     spec: dict[str, Any] = {
         "algorithm": {"name": "GRPO"},
         "models": {"actor": {"uri": "hf://a/b"}, "reward": {"verifier": {"name": "Math"}}},
@@ -70,6 +70,39 @@ def test_a_job_that_is_to_fail_fails(tmp_path: Path) -> None:
     watch = StepWatch(job_with(tmp_path, noSignal="Fail"))
     with pytest.raises(SpecError, match=r"^one: spec\.watch\.noSignal: no signal in 3 steps in a row"):
         warned_steps(watch, [CAUSES["no reward"][0]] * 3)
+
+
+FAR = {"kl/rollout": 0.05}
+TOLD = "KL between generator and trainer is 0.05 a token, more than 0.02"
+SKIPPED = {**FAR, "skipped_updates/mismatch": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("action", "changes", "told"),
+    [
+        ("Warn", FAR, TOLD),
+        ("Warn", {"kl/rollout": 0.01}, None),
+        (
+            "SkipUpdate",
+            SKIPPED,
+            f"{TOLD}, so the actor was not updated",
+        ),
+        ("SkipUpdate", {**FAR, "skipped_updates/mismatch": 0.0}, None),
+    ],
+)
+def test_a_generator_too_far_from_the_trainer_is_told(
+    action: str, changes: Mapping[str, float], told: str | None, tmp_path: Path
+) -> None:
+    watch = StepWatch(job_with(tmp_path, mismatch={"kl": 0.02, "action": action}))
+    assert watch.look(report(1, **changes)).warnings == ["odd", *([told] if told else [])]
+    assert StepWatch(job_with(tmp_path)).look(report(1, **changes)).warnings == ["odd"]
+
+
+def test_a_job_that_is_to_fail_for_it_fails(tmp_path: Path) -> None:
+    watch = StepWatch(job_with(tmp_path, mismatch={"action": "Fail"}))
+    watch.look(report(1, **{"skipped_updates/mismatch": 0.0}))
+    with pytest.raises(SpecError, match=r"^one: spec\.watch\.mismatch: KL between .* so the actor was not updated$"):
+        watch.look(report(2, **SKIPPED))
 
 
 def test_the_status_keeps_the_latest_warnings(tmp_path: Path) -> None:
