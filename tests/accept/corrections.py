@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,7 +121,7 @@ def by_formulas(log_ratios: Tensor, mask: Tensor, correction: RolloutCorrection)
 def of_verl() -> Weigh | None:
     """verl's importance weights and, for the geometric mean, its rejection of responses."""
     try:
-        from verl.trainer.ppo import rollout_corr_helper as helper
+        helper: Any = import_module("verl.trainer.ppo.rollout_corr_helper")
     except ImportError:
         return None
 
@@ -131,14 +132,14 @@ def of_verl() -> Weigh | None:
                 return None
             bounds = f"{1 / high!r}_{1 / low!r}"  # of the generator's probability over the trainer's
             kept, _ = helper.compute_rollout_rejection_mask(log_ratios, mask, "seq_mean_k1", bounds)
-            return kept > 0
+            return torch.as_tensor(kept > 0)
         if correction.mode == "Clip":
             return None
         threshold = f"{low!r}_{high!r}" if correction.mode == "Mask" else high
         level = correction.level.lower()
-        weights, _ = helper.compute_rollout_correction_weights(
+        weights: Tensor = helper.compute_rollout_correction_weights(
             log_ratios, mask, level, threshold, rollout_is_batch_normalize=correction.normalize
-        )
+        )[0]
         return weights
 
     return weigh
@@ -237,7 +238,7 @@ def losses_of_trl() -> dict[str, Loss] | None:
     def odds(chosen: Tensor, rejected: Tensor, one: Tensor, other: Tensor) -> Tensor:
         means = chosen / one.sum(1), rejected / other.sum(1)
         found = ORPOTrainer.odds_ratio_loss(SimpleNamespace(beta=BETA, accelerator=alone), *means)
-        return -found[0] - means[0]  # TRL takes the losses off the cross-entropy
+        return torch.as_tensor(-found[0] - means[0])  # TRL takes the losses off the cross-entropy
 
     return {
         **{kind: dpo(kind) for kind in ("sigmoid", "sigmoid_norm", "ipo", "robust")},

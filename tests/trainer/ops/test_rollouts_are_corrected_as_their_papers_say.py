@@ -78,7 +78,7 @@ def test_weights_have_no_gradient_and_padding_is_not_read() -> None:
     log_ratios, mask = random_rows(0)
     dirty = torch.where(mask > 0, log_ratios, math.nan).requires_grad_()
     for level in LEVELS:
-        correction = RolloutCorrection(level=level, veto=0.1)
+        correction = RolloutCorrection.model_validate({"level": level, "veto": 0.1})
         found = correct_rollout(dirty, mask, correction=correction)
         assert not found.weights.requires_grad
         assert_close(found.weights, correct_rollout(log_ratios, mask, correction=correction).weights)

@@ -21,11 +21,13 @@ BETA, WRONG = 0.3, 0.2
 
 
 def log_sigmoid(x: Array) -> Array:
-    return -np.logaddexp(0.0, -x)
+    found: Array = -np.logaddexp(0.0, -x)
+    return found
 
 
 def smoothed(margin: Array, sign: float) -> Array:
-    return -(1 - WRONG) * log_sigmoid(margin) - sign * WRONG * log_sigmoid(-margin)
+    found: Array = -(1 - WRONG) * log_sigmoid(margin) - sign * WRONG * log_sigmoid(-margin)
+    return found
 
 
 def log_odds(mean: Array) -> Array:

@@ -176,7 +176,7 @@ def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
     def loss(found: Likelihood, micro: Fields) -> Tensor:
         mask = concatenate([micro["chosen_response_mask"], micro["rejected_response_mask"]])
         chosen, rejected = rewards_of_pairs(job, row_sums(found.log_probs, mask).chunk(2), micro)
-        share = (micro["valid"] * algorithm.losses(chosen, rejected, logsigmoid)).sum() / pairs
+        share: Tensor = (micro["valid"] * algorithm.losses(chosen, rejected, logsigmoid)).sum() / pairs
         here = micro["valid"].sum()
         recorder.mean(f"loss/{objective}", share.detach().double() * pairs, here)
         recorder.mean("accuracy/pairs", ((chosen > rejected) * micro["valid"]).sum(), here)
