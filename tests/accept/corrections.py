@@ -258,7 +258,7 @@ def difference_of_losses(losses: Mapping[str, Loss]) -> Iterator[tuple[str, floa
             generator = torch.Generator().manual_seed(seed)
             draws = torch.rand(2, ROWS, generator=generator, dtype=torch.float64)
             chosen, rejected = -draws[0] * one.sum(1), -draws[1] * other.sum(1)
-            rewards = algorithm.rewards(chosen, one.sum(1)), algorithm.rewards(rejected, other.sum(1))
+            rewards = algorithm.implicit_rewards(chosen, one.sum(1)), algorithm.implicit_rewards(rejected, other.sum(1))
             ours = algorithm.losses(*rewards, functional.logsigmoid)
             largest = max(largest, float((ours - losses[name](chosen, rejected, one, other)).abs().max()))
         yield name, largest

@@ -158,7 +158,7 @@ class Algorithm(Spec):
 class Preference(Algorithm):
     """Base of algorithms whose actor learns from pairs of responses, or from responses with a label."""
 
-    rewards: ClassVar[Callable[..., Any]]
+    implicit_rewards: ClassVar[Callable[..., Any]]
     """Implicit rewards of one side of pairs: a pure method of log_ratios to the reference, if any, and of tokens."""
     losses: ClassVar[Callable[..., Any]]
     """Loss of each row, [B]: a pure method. Of pairs: of the rewards of the chosen and the rejected responses, and a

@@ -31,7 +31,8 @@ def smoothed(margin: Array, sign: float) -> Array:
 
 
 def log_odds(mean: Array) -> Array:
-    return mean - np.log1p(-np.exp(mean))
+    found: Array = mean - np.log1p(-np.exp(mean))
+    return found
 
 
 LOSSES: dict[str, tuple[dict[str, Any], Formula]] = {
@@ -74,7 +75,7 @@ def test_a_pairs_loss_is_its_papers_formula(name: str) -> None:
     tokens = draws.integers(1, 40, (2, 500)).astype(float)
     sums = -draws.exponential(1.0, (2, 500)) * tokens  # log-probabilities are below 0, and log-ratios may be
     chosen, rejected = (
-        algorithm.rewards(torch.from_numpy(total), torch.from_numpy(count))
+        algorithm.implicit_rewards(torch.from_numpy(total), torch.from_numpy(count))
         for total, count in zip(sums, tokens, strict=True)
     )
     found = algorithm.losses(chosen, rejected, logsigmoid).numpy()
@@ -93,7 +94,7 @@ def test_a_certain_response_has_finite_odds() -> None:
     algorithm = ALGORITHMS["ORPO"].model_validate({"name": "ORPO"})
     assert isinstance(algorithm, Preference)
     certain = torch.zeros(1, requires_grad=True)
-    loss = algorithm.losses(algorithm.rewards(certain, torch.ones(1)), torch.tensor([-2.0]), logsigmoid)
+    loss = algorithm.losses(algorithm.implicit_rewards(certain, torch.ones(1)), torch.tensor([-2.0]), logsigmoid)
     (gradient,) = torch.autograd.grad(loss.sum(), certain)
     assert torch.isfinite(loss).all()
     assert torch.isfinite(gradient).all()

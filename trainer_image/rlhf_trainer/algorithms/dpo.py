@@ -27,7 +27,7 @@ class PairLosses(Preference):
     label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Probability that a pair's label is wrong.")
     length_normalized: bool = Field(False, description="Divide implicit rewards by the response's number of tokens.")
 
-    def rewards(self, log_ratios: Tensor, tokens: Tensor) -> Tensor:
+    def implicit_rewards(self, log_ratios: Tensor, tokens: Tensor) -> Tensor:
         """Return the implicit rewards of responses, [B]; log_ratios: sums over the tokens of a response."""
         return self.beta * (log_ratios / tokens if self.length_normalized else log_ratios)
 

@@ -24,7 +24,7 @@ class ORPO(Preference):
         """Take one optimizer step of the actor on a batch of preference pairs."""
         actor.update_actor(pairs)
 
-    def rewards(self, log_ratios: Tensor, tokens: Tensor) -> Tensor:
+    def implicit_rewards(self, log_ratios: Tensor, tokens: Tensor) -> Tensor:
         """Return log P(y) of responses, [B]; log_ratios: log pi(y)."""
         return log_ratios / tokens
 

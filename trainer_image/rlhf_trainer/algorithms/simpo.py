@@ -22,7 +22,7 @@ class SimPO(Preference):
         """Take one optimizer step of the actor on a batch of preference pairs."""
         actor.update_actor(pairs)
 
-    def rewards(self, log_ratios: Tensor, tokens: Tensor) -> Tensor:
+    def implicit_rewards(self, log_ratios: Tensor, tokens: Tensor) -> Tensor:
         """Return r(y) of responses, [B]; log_ratios: log pi(y)."""
         return self.beta * log_ratios / tokens
 

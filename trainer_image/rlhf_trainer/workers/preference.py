@@ -164,7 +164,7 @@ def rewards_of_pairs(job: Job, log_probs: Iterable[Tensor], rows: Fields) -> Ite
     assert isinstance(job.spec.algorithm, Preference)
     for side, sums in zip(SIDES, log_probs, strict=True):
         tokens = rows[f"{side}_response_mask"].sum(1).clamp(min=1.0)
-        yield keep(job.spec.algorithm.rewards(sums - rows.get(f"ref_{side}", 0.0), tokens), rows["valid"])
+        yield keep(job.spec.algorithm.implicit_rewards(sums - rows.get(f"ref_{side}", 0.0), tokens), rows["valid"])
 
 
 def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
