@@ -1,7 +1,7 @@
 """Direct preference optimisation (Rafailov et al., arXiv:2305.18290, equation 7), and losses of its kin.
 
 r(y) = beta * log(pi(y) / pi_ref(y)) is the implicit reward; lengthNormalized divides it by y's tokens (Tulu 3,
-arXiv:2411.15124, section 5.1.2). d = r(y_w) - r(y_l) for the better y_w and the worse y_l; e is labelSmoothing.
+arXiv:2411.15124, section 5.1.2). d is r(y_w) - r(y_l) of the better and the worse response, e is labelSmoothing:
 
 DPO     -log sigmoid(d); with e > 0 cDPO (Mitchell, "A note on DPO with noisy preferences", 2023, equation 3):
         -(1 - e) * log sigmoid(d) - e * log sigmoid(-d)
