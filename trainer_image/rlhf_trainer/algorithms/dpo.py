@@ -1,12 +1,13 @@
 """Direct preference optimisation (Rafailov et al., arXiv:2305.18290, equation 7), and losses of its kin.
 
-r(y) = beta * log(pi(y) / pi_ref(y)) is the implicit reward; lengthNormalized divides it by y's tokens (Tulu 3,
-arXiv:2411.15124, section 5.1.2). d is r(y_w) - r(y_l) of the better and the worse response, e is labelSmoothing:
+r(y) = beta * log(pi(y) / pi_ref(y)) is the implicit reward. lengthNormalized divides it by y's tokens (Tulu 3,
+arXiv:2411.15124, section 5.1.2). d is the better response's reward less the worse one's. e is labelSmoothing.
 
-DPO     -log sigmoid(d); with e > 0 cDPO (Mitchell, "A note on DPO with noisy preferences", 2023, equation 3):
-        -(1 - e) * log sigmoid(d) - e * log sigmoid(-d)
-Robust  (-(1 - e) * log sigmoid(d) + e * log sigmoid(-d)) / (1 - 2e)  (Chowdhury et al., arXiv:2403.00409, equation 11)
-IPO     (d / beta - 1 / (2 * beta))^2                                 (Azar et al., arXiv:2310.12036, equation 17)
+DPO     -log sigmoid(d).
+cDPO    -(1 - e) * log sigmoid(d) - e * log sigmoid(-d), which is DPO with e > 0 (Mitchell, "A note on DPO with noisy
+        preferences", 2023).
+Robust  (-(1 - e) * log sigmoid(d) + e * log sigmoid(-d)) / (1 - 2e) (Chowdhury et al., arXiv:2403.00409).
+IPO     (d / beta - 1 / (2 * beta))^2 (Azar et al., arXiv:2310.12036, equation 17).
 """
 
 from typing import Annotated, Literal
