@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_camel
 from rlhf_api.checks.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
 from rlhf_api.checks.parallel_rules import experts_of_actor, sizes_of_generation
 from rlhf_api.checks.rule import NAME, Rule, algorithm
+from rlhf_api.checks.teacher_rules import distillation
 from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
@@ -115,7 +116,7 @@ def _models() -> Iterator[Rule]:
     model, name = Field("models.reward.sum[].reward.uri"), Field("models.reward.sum[].name")
     is_first = model.is_given.implies(MODELS_OF_SUM.first_name() == name)
     yield Rule("models.reward.sum[].reward", is_first, "is the second model of the sum")
-    for path in ("models.actor", "models.reference", "models.reward", "models.reward.sum[].reward", "models.cost"):
+    for path in (*(f"models.{role}" for role in ROLES if role != "critic"), "models.reward.sum[].reward"):
         yield from _only_read(path, path.rpartition(".")[2])
 
 
@@ -351,7 +352,7 @@ def _apart() -> Iterator[Rule]:
 
 PARTS = (
     *(_models, _shapes, experts_of_actor, _algorithm, _batches, _sampling, _old_log_probs),
-    *(_lengths, _pretraining, _placement, _apart, user_code, pods),
+    *(_lengths, _pretraining, _placement, _apart, distillation, user_code, pods),
 )
 RULES = tuple(rule for part in PARTS for rule in part())
 
