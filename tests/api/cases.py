@@ -13,7 +13,7 @@ RL = "training: {totalSteps: 3, promptBatchSize: 8}"
 OFFLINE = "training: {totalSteps: 3, batchSize: 8}"
 DATA = "data: {train: {uri: hf://data}}"
 SEVERAL = "rollout: {samplesPerPrompt: 4}"
-URIS = {"actor": "hf://a", "critic": "hf://c", "reward": "hf://r", "cost": "hf://k"}
+URIS = {"actor": "hf://a", "critic": "hf://c", "reward": "hf://r", "cost": "hf://k", "teacher": "hf://t"}
 
 
 def small_spec(algorithm: type[Algorithm]) -> list[str]:

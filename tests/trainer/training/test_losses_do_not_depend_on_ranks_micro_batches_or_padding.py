@@ -70,9 +70,11 @@ def sequences(seed: int, extra: int) -> dict[str, Tensor]:
     }
     fields["tokens"][:, :PROMPT] = fields["tokens"][[0, 4], :PROMPT].repeat_interleave(4, dim=0)
     fields["old_log_probs"] = (fields["old_log_probs"] * 0.3 - 6.0) * response
+    likeliest = torch.randn(ROWS, width, 512, generator=generator).log_softmax(2).topk(5)
+    fields["teacher_tokens"] = torch.cat([likeliest.indices.float(), likeliest.values], 2) * response[:, :, None]
     fields["rollout_log_probs"] = fields["old_log_probs"] + 0.5 * fields["rollout_log_probs"]
     fields["ref_log_probs"] = (fields["ref_log_probs"] * 0.3 - 6.0) * response
-    return {name: pad(field, (0, extra)) for name, field in fields.items()}
+    return {name: pad(field, (0, 0) * (field.dim() - 2) + (0, extra)) for name, field in fields.items()}
 
 
 def pairs(extra: int) -> dict[str, Tensor]:
@@ -115,12 +117,14 @@ DAPO = {
     "kl": {"estimator": "K2"},
 }
 GSPO = {"name": "GRPO", "ratio": "Sequence", "clipRange": 3e-4, "clipRangeHigh": 4e-4}
+DISTILLATION = {"name": "Distillation", "divergence": "JensenShannon", "topK": 5, "divergenceCoefficient": 2.0}
 RL = {"totalSteps": 4, "promptBatchSize": 4}
 GROUPS = {"training": RL, "rollout": {"samplesPerPrompt": 2}}
 SPECS: dict[str, dict[str, Any]] = {
     "DAPO": {"algorithm": DAPO, **GROUPS},
     "GSPO": {"algorithm": GSPO, **GROUPS},
     "RLOO": {"algorithm": {"name": "RLOO", "rolloutCorrection": {"cap": 1.1}}, **GROUPS},
+    "Distillation": {"algorithm": DISTILLATION, **GROUPS},
     "SFT": {"algorithm": {"name": "SFT"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "RewardModel": {"algorithm": {"name": "RewardModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "CostModel": {"algorithm": {"name": "CostModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
@@ -133,7 +137,10 @@ SPECS: dict[str, dict[str, Any]] = {
     "warm-up": {"algorithm": {**PPO, "criticWarmupSteps": 2}, "training": {**RL, "promptBatchSize": ROWS}},
 }
 TRAINED = dict.fromkeys(("PPO", "SafeRLHF"), ("actor", "critic"))
-FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {"SafeRLHF": ("reward", "cost")}
+FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {
+    "SafeRLHF": ("reward", "cost"),
+    "Distillation": ("teacher",),
+}
 FINDS_VALUES = "PPO critic that finds the values"
 CASES: dict[str, tuple[str, Role, type, str]] = {
     "SFT": ("SFT", "actor", SupervisedActorWorker, "update_actor"),
@@ -142,6 +149,7 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "DAPO actor": ("DAPO", "actor", ActorWorker, "update_actor"),
     "GSPO actor": ("GSPO", "actor", ActorWorker, "update_actor"),
     "RLOO actor": ("RLOO", "actor", ActorWorker, "update_actor"),
+    "distilled actor": ("Distillation", "actor", ActorWorker, "update_actor"),
     "cost model": ("CostModel", "cost", CostTrainer, "update_cost"),
     "DPO actor": ("DPO", "actor", PreferenceActorWorker, "update_actor"),
     "KTO actor": ("KTO", "actor", LabelledActorWorker, "update_actor"),
@@ -276,10 +284,15 @@ LARGE_LAYOUTS = [
 ]
 CUT = (
     *("SFT", "cost model", "PPO critic", "PPO critic that finds the values", "PPO-ptx actor"),
-    *("PPO-ptx report", "DPO actor"),
+    *("PPO-ptx report", "DPO actor", "distilled actor"),
 )
-"""Each kind of loss: of tokens, of pairs, of values, and one that reads two texts."""
-FAST = {"SFT": SMALL_LAYOUTS[2], "PPO critic that finds the values": SMALL_LAYOUTS[0], "DPO actor": SMALL_LAYOUTS[1]}
+"""Each kind of loss: of tokens, of pairs, of values, of the vocabulary, and one that reads two texts."""
+FAST = {
+    "SFT": SMALL_LAYOUTS[2],
+    "PPO critic that finds the values": SMALL_LAYOUTS[0],
+    "DPO actor": SMALL_LAYOUTS[1],
+    "distilled actor": SMALL_LAYOUTS[0],
+}
 """The layout of a case that the fast tests cut it by."""
 
 
@@ -311,6 +324,7 @@ CONTEXTS: list[tuple[str, str, ParallelSizes]] = [
     ("GSPO actor", "eight heads", ParallelSizes(data=2, context=2)),
     ("PPO-ptx actor", "eight heads", ParallelSizes(data=2, context=2, replicas=2)),
     ("cost model", "eight heads", ParallelSizes(data=1, context=2, pipeline=2, tensor=2)),
+    ("distilled actor", "Gemma 2", ParallelSizes(data=1, context=2, tensor=2)),
     ("SFT", "Gemma 3 (text)", ParallelSizes(data=1, context=4)),
     ("SFT", "Qwen3-MoE", ParallelSizes(data=1, context=2)),
     ("SFT", "Cohere 2", ParallelSizes(data=2, context=2, tensor=2)),

@@ -137,7 +137,7 @@ class AdvantageWorker:
     def kl_of(self, batch: Batch) -> Tensor:
         """Return the estimated KL of each token, [B, T]; 0 if the batch lacks old or reference log-probabilities."""
         if not batch.fields.keys() >= set(KL_FIELDS):
-            assert not self._algorithm.rewards_read_log_probs
+            assert not self.kl_in_reward
             return torch.zeros_like(batch["response_mask"])
         old, reference = (batch[name] for name in KL_FIELDS)
         return kl_estimate(old, reference, estimator=self._algorithm.kl.resolved_estimator)
