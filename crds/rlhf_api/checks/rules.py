@@ -287,7 +287,7 @@ def _placement() -> Iterator[Rule]:
     any_speed = Field("placement.objective") == "throughput"
     yield Rule("placement.objective", auto | any_speed, "is for mode Auto only")
     yield Rule("placement.remap", auto | (Field("placement.remap") == "Never"), "is for mode Auto only")
-    modelled = (~REWARD & ~ENVIRONMENT) | REWARD_MODEL
+    modelled = (~REWARD & ~ENVIRONMENT & ~MAY_LACK_REWARD) | REWARD_MODEL
     for role in ROLES:
         placed = (pools.size() > 0) & _uses(role)
         homes = pools.where(Field("models", "one").contains(role)).size()

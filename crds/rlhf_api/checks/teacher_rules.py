@@ -13,7 +13,7 @@ OVER_VOCABULARY = ("Forward", "Reverse", "JensenShannon")
 
 def distillation() -> Iterator[Rule]:
     for option, kinds in (("topK", OVER_VOCABULARY), ("teacherShare", OVER_VOCABULARY[2:])):
-        given, divergence = Field(f"algorithm.{option}").is_given, Field("algorithm.divergence")
+        given, divergence = Field(f"algorithm.{option}").is_given, Field("algorithm.divergence").or_else("Sampled")
         yield Rule(f"algorithm.{option}", given.implies(divergence.one_of(kinds)), f"is for divergence {choice(kinds)}")
     has_reward = Field("models.reward").is_given | ENVIRONMENT
     distils = algorithm(lambda each: issubclass(each, Distilling))

@@ -184,8 +184,8 @@ def test_only_models_that_score_may_have_another_vocabulary(tmp_path: Path) -> N
 
 def test_a_teacher_has_the_vocabulary_of_its_student(tmp_path: Path) -> None:
     actor, teacher = save_tiny(tmp_path / "actor", seed=1), save_other(tmp_path / "teacher")
-    job = job_of("Distillation")
-    folders: Any = {"actor": actor, "teacher": actor}
+    job = job_of("Distillation", rollout={"samplesPerPrompt": 2})
+    folders: Any = dict.fromkeys(job.models(), actor)
     assert other_vocabularies(job, job.models(), folders) == set()
     with pytest.raises(ConfigError, match=r"^job: spec\.models\.teacher: its tokenizer is not the actor's \(2"):
         other_vocabularies(job, job.models(), {**folders, "teacher": teacher})
