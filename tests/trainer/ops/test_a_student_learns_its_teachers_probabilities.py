@@ -30,13 +30,13 @@ def plain(case: str, student: Tensor, teacher: Tensor) -> Tensor:
     """The divergence of probabilities [n, K], as the paper writes it."""
 
     def kl(p: Tensor, q: Tensor) -> Tensor:
-        return (p * (p / q).log()).sum(1)
+        return torch.sum(p * (p / q).log(), dim=1)
 
     if case == "Forward":
         return kl(teacher, student)
     if case == "Reverse":
         return kl(student, teacher)
-    beta = OPTIONS[case].get("teacherShare", 0.5)
+    beta = float(OPTIONS[case].get("teacherShare", 0.5))
     mixture = beta * teacher + (1 - beta) * student
     return beta * kl(teacher, mixture) + (1 - beta) * kl(student, mixture)
 
@@ -50,7 +50,7 @@ def test_distillation_by_hand() -> None:
         torch.tensor([[0.0, -1.0, -2.0], [0.0, -3.0, 0.0]]),
         torch.tensor([[0.0, -2.0, -0.5], [0.0, -3.0, 0]]),
     )
-    log_probs = {"teacher_log_probs": teacher, "old_log_probs": old}
+    log_probs: dict[str, Any] = {"teacher_log_probs": teacher, "old_log_probs": old}
     sampled = distillation("Sampled", divergenceCoefficient=2.0)
     alone = sampled.advantage(torch.zeros(4, dtype=torch.float64), mask, **given, **log_probs)
     assert_close(alone * mask, torch.tensor([[0.0, 2.0, -3.0], [0.0, 0.0, 0.0]]))

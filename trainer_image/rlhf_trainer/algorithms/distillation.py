@@ -1,4 +1,4 @@
-"""On-policy distillation (GKD, Agarwal et al., arXiv:2306.13649; MiniLLM, Gu et al., arXiv:2306.08543).
+"""Distillation of a teacher into the actor, on-policy (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543).
 
 The actor pi writes responses y, and a teacher p says how likely each token is to it. Sampled: the advantage of a token
 is log p(y_t | x, y_<t) - log pi(y_t | x, y_<t), whose mean is -KL(pi || p) (MiniLLM, equation 2, of single steps). Any
