@@ -175,8 +175,7 @@ class Models(Spec):
     reward: Reward | None = None
     """Scorer of responses: a model (uri), function (entrypoint), verifier, service, judge or sum."""
     cost: OnlyScoringModel | None = Field(None, description="Model that scores a response's harm; above 0 is unsafe.")
-    teacher: OnlyModel | None = None
-    """Model with the actor's vocabulary, of any size, whose probabilities the actor learns."""
+    teacher: OnlyModel | None = Field(None, description="Model of any size whose probabilities the actor learns.")
 
     def by_role(self) -> dict[Role, Model]:
         """Return role -> model for the models that the spec names; a reward that is no model is left out."""

@@ -61,7 +61,7 @@ def test_distillation_by_hand() -> None:
     assert_close(distillation("Reverse").advantage(returns, mask, **given) * mask, (expected - alone) * mask)
 
 
-def test_the_mean_of_sampled_advantages_is_the_reverse_divergence() -> None:
+def test_sampled_advantages_have_the_mean_of_the_reverse_kl() -> None:
     student, teacher = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.1, 0.3, 0.6]])
     advantages = distillation("Sampled").advantage(
         torch.zeros(3),
