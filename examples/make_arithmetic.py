@@ -38,6 +38,8 @@ MIXTURE: dict[str, Any] = {
     "decoder_sparse_step": 1,
 }
 """Fields by which the config of the mixture of experts differs from that of the dense model."""
+TEACHER = {"hidden_size": 2 * HIDDEN_SIZE, "intermediate_size": 6 * HIDDEN_SIZE}
+"""Fields by which the config of a larger model differs."""
 
 
 def main() -> None:
@@ -58,7 +60,7 @@ def main() -> None:
         "num_key_value_heads": MODEL_CONFIG["num_attention_heads"],
         "head_dim": 32,  # the least that the generator's attention takes on CPU
     }
-    for name, kind in (("model", {}), ("mixture", MIXTURE)):
+    for name, kind in (("model", {}), ("mixture", MIXTURE), ("teacher", TEACHER)):
         model = output / name
         model.mkdir(parents=True, exist_ok=True)
         write_json(model / "tokenizer.json", json.loads(tokenizer.to_str()))

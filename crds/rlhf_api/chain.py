@@ -83,7 +83,7 @@ def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
 
 def _suitable(role: Role, *, trained: bool) -> tuple[str, ...]:
     """Return the algorithms whose output a model of `role` may load; a scorer to be trained may also load SFT's."""
-    if role in ("actor", "reference"):
+    if role in ("actor", "reference", "teacher"):
         return ACTORS
     scorers = ("CostModel",) if role == "cost" else ("RewardModel",)
     return (*scorers, "SFT") if trained else scorers

@@ -10,7 +10,7 @@ KIND: Literal["RLHFJob"] = "RLHFJob"
 POOL_RESOURCE = "rlhf-pool-"
 """Prefix of Ray's resource for a pool's slots, on a cluster where each pool has pods of its own."""
 
-PlacedRole = Literal["actor", "critic", "reference", "reward", "cost"]
+PlacedRole = Literal["actor", "critic", "reference", "reward", "cost", "teacher"]
 """Roles of the models that a manifest may name."""
 PoolRole = Literal[PlacedRole, "rollout"]
 """Roles that a manifest may list in a pool. `rollout`, a generator with the actor's weights, has a pool for itself."""

@@ -6,27 +6,32 @@ from typing import Any, NamedTuple
 from rlhf_api import kubectl_yaml
 from rlhf_api.files import apply
 from rlhf_api.spec.algorithm_table import ALGORITHMS
-from rlhf_api.spec.algorithms import Algorithm
+from rlhf_api.spec.algorithms import Algorithm, Distilling
 
 HEAD = "apiVersion: rlhf.hybridflow.io/v1alpha1\nkind: RLHFJob\nmetadata: {name: job}\n"
 RL = "training: {totalSteps: 3, promptBatchSize: 8}"
 OFFLINE = "training: {totalSteps: 3, batchSize: 8}"
 DATA = "data: {train: {uri: hf://data}}"
 SEVERAL = "rollout: {samplesPerPrompt: 4}"
-URIS = {"actor": "hf://a", "critic": "hf://c", "reward": "hf://r", "cost": "hf://k"}
+URIS = {"actor": "hf://a", "critic": "hf://c", "reward": "hf://r", "cost": "hf://k", "teacher": "hf://t"}
 
 
 def small_spec(algorithm: type[Algorithm]) -> list[str]:
     """The models that it needs, how long, and several responses to a prompt where they are compared."""
     models = (f"{role}: {{uri: {URIS[role]}}}" for role in algorithm.trained + algorithm.frozen if role in URIS)
-    several = [SEVERAL] if algorithm.comparing == {} else []
+    several = [SEVERAL] if algorithm.comparing == {} or issubclass(algorithm, Distilling) else []
     return [f"models: {{{', '.join(models)}}}", OFFLINE if algorithm.offline else RL, *several]
 
 
 SPECS = {name: small_spec(algorithm) for name, algorithm in ALGORITHMS.items()}
 """A small right spec of each algorithm."""
 
-ROLES = ("actor", "critic", "reference", "reward", "cost")
+ROLES = ("actor", "critic", "reference", "reward", "cost", "teacher")
+ALONE = "models.reward="
+TEACHER_POOL = (
+    "placement={mode: Manual, pools: [{name: a, models: [actor], slotsPerNode: 2}, "
+    "{name: b, models: [teacher], slotsPerNode: 1}]}"
+)
 ALL = "{name: all, models: [actor, critic, reference, reward], slotsPerNode: 1}"
 POOLS = f"placement={{mode: Manual, pools: [{ALL}]}}"
 FUNCTION = "models.reward={entrypoint: a.b:c}"
@@ -213,6 +218,9 @@ RIGHT: dict[str, Case] = {
     "an environment and a reward": Case("PPO", (ENVIRONMENT, "rollout.maxTurns=2", "rollout.stepTimeoutSeconds=0.5")),
     "tools": Case("GRPO", (TOOLS,)),
     "GSPO": Case("GRPO", ("algorithm.ratio=Sequence",)),
+    "distillation": Case("Distillation", (ALONE, VERIFIERS, "algorithm.divergence=Forward", "algorithm.topK=8")),
+    "distillation with a reward": Case("Distillation", ("rollout.keep=0.5", EVALUATION)),
+    "a teacher on a pool of its own": Case("Distillation", (ALONE, TEACHER_POOL)),
     "DAPO": Case("GRPO", ("algorithm.oversampling=2", "algorithm.rewards.overlongPenalty={bufferTokens: 1024}")),
     "a group baseline": Case("REINFORCEPP", ("algorithm.baseline=Group", "rollout.samplesPerPrompt=2")),
     "no baseline": Case("REINFORCEPP", ("algorithm.baseline=None",)),
@@ -622,11 +630,32 @@ WRONG: dict[str, Case] = {
         "GRPO", (ENVIRONMENT, "models.reward=", POOLS.replace("critic, ", "")), "spec.placement.pools.0.models"
     ),
     "no cost": Case("SafeRLHF", ("models.cost=",), "spec.models.cost"),
+    "no teacher": Case("Distillation", (ALONE, "models.teacher="), "spec.models.teacher"),
+    "a teacher of GRPO": Case("GRPO", ("models.teacher={uri: hf://x}",), "spec.models.teacher"),
+    "a teacher that is a function": Case(
+        "Distillation", (ALONE, "models.teacher={entrypoint: a:b}"), "spec.models.teacher"
+    ),
+    "one response to compare": Case("Distillation", ("rollout.samplesPerPrompt=1",), "spec.rollout.samplesPerPrompt"),
+    "nobody who judges": Case("Distillation", (ALONE, "evaluation={data: {uri: hf://x}}"), "spec.evaluation"),
+    "no reward to keep": Case("Distillation", (ALONE, "rollout.keep=0.5"), "spec.rollout.keep"),
+    "the likeliest of sampled tokens": Case("Distillation", (ALONE, "algorithm.topK=8"), "spec.algorithm.topK"),
+    "a share in a divergence without a mixture": Case(
+        "Distillation",
+        (ALONE, "algorithm.divergence=Reverse", "algorithm.teacherShare=0.1"),
+        "spec.algorithm.teacherShare",
+    ),
+    "a teacher in no pool": Case(
+        "Distillation",
+        (ALONE, "placement={mode: Manual, pools: [{name: all, models: [actor], slotsPerNode: 1}]}"),
+        "spec.placement.pools",
+    ),
     **{
         f"{setting} of a {place} that is only read": Case(
-            "SafeRLHF", (f"models.{place}={{uri: hf://x, {setting}}}",), f"spec.models.{place}.{setting.split(':')[0]}"
+            "Distillation" if place == "teacher" else "SafeRLHF",
+            (f"models.{place}={{uri: hf://x, {setting}}}",),
+            f"spec.models.{place}.{setting.split(':')[0]}",
         )
-        for place in ("reference", "reward", "cost")
+        for place in ("reference", "reward", "cost", "teacher")
         for setting in (
             "optimizer: {}",
             "gradientCheckpointing: true",
@@ -818,10 +847,10 @@ WRONG: dict[str, Case] = {
     **{
         f"a {role} in no pool": Case(
             "SafeRLHF",
-            (_pools(_pool("a", ", ".join(other for other in ROLES if other != role))),),
+            (_pools(_pool("a", ", ".join(other for other in ROLES[:-1] if other != role))),),
             "spec.placement.pools",
         )
-        for role in ROLES
+        for role in ROLES[:-1]
     },
     "a model in two pools": Case("SFT", (_pools(_pool("a", "actor"), _pool("b", "actor")),), "spec.placement.pools"),
     **{

@@ -37,7 +37,7 @@ MISTAKES = {
     "a field like no other": (
         [f"{SFT}:models.xyz={{}}"],
         f"{SFT}: spec.models.xyz",
-        "unknown field; expected actor, cost, critic, reference or reward",
+        "unknown field; expected actor, cost, critic, reference, reward or teacher",
     ),
     "GPUs of a pod": (
         [f"{PPO}:runtime.worker.gpu=2"],
@@ -425,7 +425,7 @@ MISTAKES = {
     "an unknown role in a pool": (
         [f"{SFT}:{POOLS}{{name: a, models: [rolout], slotsPerNode: 1}}]}}"],
         f"{SFT}: spec.placement.pools.0.models.0",
-        'is "rolout" (text), expected actor, critic, reference, reward, cost or rollout',
+        'is "rolout" (text), expected actor, critic, reference, reward, cost, teacher or rollout',
     ),
     "a model in no pool": (
         [f"{PPO}:{POOLS}{{name: a, models: [actor, critic, reward], slotsPerNode: 1}}]}}"],
@@ -455,7 +455,7 @@ MISTAKES = {
     "the cost critic in a pool": (
         [f"{SFT}:{POOLS}{{name: a, models: [actor, cost_critic], slotsPerNode: 1}}]}}"],
         f"{SFT}: spec.placement.pools.0.models.1",
-        'is "cost_critic" (text), expected actor, critic, reference, reward, cost or rollout',
+        'is "cost_critic" (text), expected actor, critic, reference, reward, cost, teacher or rollout',
     ),
     "a reward without a model in a pool": (
         [

@@ -169,7 +169,8 @@ def test_an_algorithm_that_inherits_a_property_has_it_in_cel_too(monkeypatch: py
     known = {"Heir": Heir, "HeirWithAnOption": HeirWithAnOption, "PPO": ALGORITHMS["PPO"]}
     for module in (rules, one_rule):
         monkeypatch.setattr(module, "ALGORITHMS", known)
-    (rule,) = (rule for part in rules.PARTS for rule in part() if rule.path == "rollout.samplesPerPrompt")
+    found = (rule for part in rules.PARTS for rule in part() if rule.path == "rollout.samplesPerPrompt")
+    (rule,) = (rule for rule in found if "compares the responses" in rule.message)
     program = ENV.compile(in_cel(rule, SCHEMA)[1]["rule"])
 
     def allowed(samples: int, **algorithm: str) -> object:

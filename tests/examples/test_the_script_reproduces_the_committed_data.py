@@ -10,13 +10,13 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MODEL, MIXTURE = (
+MODEL, MIXTURE, TEACHER = (
     {f"{folder}/{name}" for name in ("config.json", "tokenizer.json", "tokenizer_config.json")}
-    for folder in ("model", "mixture")
+    for folder in ("model", "mixture", "teacher")
 )
 WRITTEN_BY_THE_SCRIPT = {
     "helpful": {"train.jsonl", "heldout.jsonl", "safety_train.jsonl", "safety_heldout.jsonl", *MODEL},
-    "arithmetic": {"train.jsonl", "heldout.jsonl", *MODEL, *MIXTURE},
+    "arithmetic": {"train.jsonl", "heldout.jsonl", *MODEL, *MIXTURE, *TEACHER},
     "calculator": {"train.jsonl", "heldout.jsonl", *MODEL},
 }
 

@@ -23,7 +23,7 @@ def _last_step(rung: Rung, path: Any, name: str) -> dict[str, float]:
     """The losses and gradient norms of an example's second step."""
     language = save_tiny(rung.folder / "language", seed=3)
     scorer = save_tiny(rung.folder / "scorer", seed=4, labels=1)
-    folders = {role: language if role in ("actor", "reference") else scorer for role in get_args(Role)}
+    folders = {role: language if role in ("actor", "reference", "teacher") else scorer for role in get_args(Role)}
     reports, _ = steps(path, name, folders)
     record = merge(reports[-1:])
     norms = {key: value for key, value in record.items() if key.startswith("grad_norm/")}

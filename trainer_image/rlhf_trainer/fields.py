@@ -20,6 +20,8 @@ class Width(Enum):
     """One value per token of the longest prompt with its response (T)."""
     EXPERTS = "[B, T, E]"
     """E bytes per token of the longest text (`expert_rows`); a plan does not know E."""
+    TOKENS = "[B, T, 2K]"
+    """Ids, then log-probabilities, of K tokens for each token of the longest text; a plan knows K only from topK."""
     BYTES = "[B, C]"
     """One value per byte of the batch's longest JSON text (C), such as a row's data columns; a plan does not know C."""
 

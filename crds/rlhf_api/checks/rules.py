@@ -14,6 +14,7 @@ from rlhf_api.checks.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_c
 from rlhf_api.checks.log_prob_rules import STALE, corrections, log_probs
 from rlhf_api.checks.parallel_rules import experts_of_actor, sizes_of_generation
 from rlhf_api.checks.rule import NAME, Rule, algorithm
+from rlhf_api.checks.teacher_rules import distillation
 from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
@@ -115,7 +116,7 @@ def _models() -> Iterator[Rule]:
     model, name = Field("models.reward.sum[].reward.uri"), Field("models.reward.sum[].name")
     is_first = model.is_given.implies(MODELS_OF_SUM.first_name() == name)
     yield Rule("models.reward.sum[].reward", is_first, "is the second model of the sum")
-    for path in ("models.actor", "models.reference", "models.reward", "models.reward.sum[].reward", "models.cost"):
+    for path in (*(f"models.{role}" for role in ROLES if role != "critic"), "models.reward.sum[].reward"):
         yield from _only_read(path, path.rpartition(".")[2])
 
 
@@ -266,7 +267,7 @@ def _placement() -> Iterator[Rule]:
     any_speed = Field("placement.objective") == "throughput"
     yield Rule("placement.objective", auto | any_speed, "is for mode Auto only")
     yield Rule("placement.remap", auto | (Field("placement.remap") == "Never"), "is for mode Auto only")
-    modelled = (~REWARD & ~ENVIRONMENT) | REWARD_MODEL
+    modelled = (~REWARD & ~ENVIRONMENT & ~MAY_LACK_REWARD) | REWARD_MODEL
     for role in ROLES:
         placed = (pools.size() > 0) & _uses(role)
         homes = pools.where(Field("models", "one").contains(role)).size()
@@ -333,7 +334,7 @@ def _apart() -> Iterator[Rule]:
 
 PARTS = (
     *(_models, _shapes, experts_of_actor, _algorithm, _batches, _sampling, log_probs, corrections),
-    *(_lengths, _pretraining, _placement, _apart, user_code, pods),
+    *(_lengths, _pretraining, _placement, _apart, distillation, user_code, pods),
 )
 RULES = tuple(rule for part in PARTS for rule in part())
 

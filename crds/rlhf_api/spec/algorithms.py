@@ -20,6 +20,7 @@ Aggregation = Literal["TokenMean", "SequenceMean", "FixedLength"]
 Ratio = Literal["Token", "Sequence"]
 CorrectionLevel = Literal["Token", "Sequence", "Geometric"]
 CorrectionMode = Literal["Truncate", "Mask", "Clip"]
+Divergence = Literal["Sampled", "Forward", "Reverse", "JensenShannon"]
 MIN_MULTIPLIER = 1e-6
 """Smallest Lagrange multiplier of the cost (`Constrained`); a smaller one could hardly grow again."""
 RESPONSE_COLUMNS = frozenset({"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"})
@@ -320,6 +321,27 @@ class PolicyGradient(Algorithm):
     def resolved_ratio(self) -> Ratio:
         """Unit with a probability ratio of its own in the loss: each token, or the whole response (`Sequence`)."""
         return "Token"
+
+
+class Distilling(PolicyGradient):
+    """Base of algorithms whose actor learns a teacher's probabilities of the tokens of its own responses."""
+
+    compare: ClassVar[Callable[..., Any]]
+    """Divergence of each token, [n]: a pure method of the student's and the teacher's log-probabilities, [n, K]."""
+
+    divergence: Divergence = "Sampled"
+    """Divergence from the teacher. Sampled: the reverse KL of the sampled tokens, which is a part of the advantages.
+    The others are a loss over the vocabulary: Forward is KL(teacher || actor), Reverse KL(actor || teacher).
+    """
+    top_k: Count | None = None
+    """Number of the teacher's likeliest tokens that a divergence other than Sampled compares; all others count as one.
+    Unset: the whole vocabulary.
+    """
+    divergence_coefficient: float = Field(1.0, gt=0, description="Weight of the divergence beside the reward.")
+
+    @property
+    def rewards_read_log_probs(self) -> bool:
+        return self.divergence == "Sampled" or super().rewards_read_log_probs
 
 
 class ActorCritic(PolicyGradient):

@@ -172,9 +172,9 @@ class Models(Spec):
     critic: OnlyModel | None = Field(None, description="Model that estimates the value of each token of a response.")
     reference: OnlyModel | None = None
     """Reference model; unset means the actor before training or, without a KL penalty, no reference."""
-    reward: Reward | None = None
-    """Scorer of responses: a model (uri), function (entrypoint), verifier, service, judge or sum."""
+    reward: Reward | None = Field(None, description="Scorer: a model (uri), function, verifier, service, judge or sum.")
     cost: OnlyScoringModel | None = Field(None, description="Model that scores a response's harm; above 0 is unsafe.")
+    teacher: OnlyModel | None = Field(None, description="Model of any size whose probabilities the actor learns.")
 
     def by_role(self) -> dict[Role, Model]:
         """Return role -> model for the models that the spec names; a reward that is no model is left out."""
@@ -184,6 +184,7 @@ class Models(Spec):
             "reference": self.reference,
             "reward": next((part for part in self.rewards().values() if isinstance(part, Model)), None),
             "cost": self.cost,
+            "teacher": self.teacher,
         }
         return {role: model for role, model in roles.items() if model}
 

@@ -26,6 +26,7 @@ from rlhf_trainer.workers.retokenized import with_prompts
 from rlhf_trainer.workers.reward import RewardWorker
 from rlhf_trainer.workers.samples import as_bytes
 from rlhf_trainer.workers.scoring import ScoringWorker
+from tests.mapper.planned_jobs import job_of
 from tests.trainer.chain.mistakes import FUNCTIONS, PPO
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny
@@ -179,6 +180,15 @@ def test_only_models_that_score_may_have_another_vocabulary(tmp_path: Path) -> N
     assert other_vocabularies(job, job.models(), {**folders, "reward": reward}) == {"reward"}
     with pytest.raises(ConfigError, match=r"^ppo: spec\.models\.critic: its tokenizer is not the actor's \(2"):
         other_vocabularies(job, job.models(), {**folders, "critic": reward})
+
+
+def test_a_teacher_has_the_vocabulary_of_its_student(tmp_path: Path) -> None:
+    actor, teacher = save_tiny(tmp_path / "actor", seed=1), save_other(tmp_path / "teacher")
+    job = job_of("Distillation", rollout={"samplesPerPrompt": 2})
+    folders: Any = dict.fromkeys(job.models(), actor)
+    assert other_vocabularies(job, job.models(), folders) == set()
+    with pytest.raises(ConfigError, match=r"^job: spec\.models\.teacher: its tokenizer is not the actor's \(2"):
+        other_vocabularies(job, job.models(), {**folders, "teacher": teacher})
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,31 @@ def test_the_pretraining_loss_is_added(tmp_path: Path) -> None:
     assert_same(weights, after_one_step(folder, loss_of))
 
 
+def test_the_divergence_from_a_teacher_is_added(tmp_path: Path) -> None:
+    """The clipped loss, and twice GKD's Jensen-Shannon divergence over the teacher's 5 tokens and all others as one."""
+    folder = save_tiny(tmp_path / "model", seed=3)
+    fields = updates.sequences(1, 0)
+
+    def distance(model: nn.Module, number: int) -> Tensor:
+        places = fields["response_mask"][number].nonzero()[:, 0]
+        tokens = fields["tokens"][number, : int(places[-1]) + 1]
+        ids, teacher = fields["teacher_tokens"][number, places].chunk(2, 1)
+        student = log_softmax_of(model, tokens)[places - 1].gather(1, ids.long())
+        q, p = (torch.cat([each.exp(), 1.0 - each.exp().sum(1, keepdim=True)], 1) for each in (student, teacher))
+        middle = (p + q) / 2
+        return (p * (p / middle).log() + q * (q / middle).log()).sum() / 2
+
+    def loss_of(model: nn.Module) -> Tensor:
+        found = responses(model, fields)
+        ratios = [((log_probs - row["old_log_probs"]).exp(), row["advantages"]) for log_probs, row in found]
+        gain = torch.cat([surrogate(ratio, advantages, 0.2, 0.2) for ratio, advantages in ratios])
+        divergences = torch.stack([distance(model, number) for number in range(updates.ROWS)])
+        return -gain.mean() + 2.0 * divergences.sum() / fields["response_mask"].sum()
+
+    _, weights = updates.measured("distilled actor", folder, ranks=1, budget=100_000, mini_batch=None)
+    assert_same(weights, after_one_step(folder, loss_of))
+
+
 @pytest.mark.parametrize(("case", "learns_at"), [("actor that waits", {3, 4}), ("critic that warms up", {1, 2, 3, 4})])
 def test_the_actor_waits_for_its_critic(case: str, learns_at: set[int], tmp_path: Path) -> None:
     """With criticWarmupSteps 2 the actor learns from step 3 on."""

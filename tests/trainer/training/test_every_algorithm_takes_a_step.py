@@ -27,7 +27,7 @@ from rlhf_trainer.workers.generating_actor import GeneratingActor
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.stand_in import GeneratorStandIn
-from tests.trainer.tiny import save_tiny
+from tests.trainer.tiny import divisible_config, save_tiny
 
 END = 2
 SMALL = ["data.train.limit=40", "training.totalSteps=2", "training.totalEpochs="]
@@ -94,7 +94,16 @@ JOBS = [
 Those of the calculator learn conversations and have tools, for which the tokenizer of these tests has no template;
 tests/trainer/environments takes steps on episodes. Those of the mixture need experts, which the models here lack.
 """
-ALIKE = ("arithmetic-sft", "arithmetic-grpo", "arithmetic-two-rewards", "beginner", "safe-ppo", "calculator-alone")
+ALIKE = (
+    "sums-teacher",
+    "sums-student",
+    "arithmetic-sft",
+    "arithmetic-grpo",
+    "arithmetic-two-rewards",
+    "beginner",
+    "safe-ppo",
+    "calculator-alone",
+)
 """Jobs whose algorithm and options those of other jobs show too."""
 OVERRIDES = {"arithmetic-vapo": ["algorithm.criticWarmupSteps=0"]}
 """Changes with which the actor learns in the two steps."""
@@ -108,6 +117,7 @@ def test_a_step_learns_and_measures_what_is_documented(path: Path, name: str, tm
     language = save_tiny(tmp_path / "language", seed=3)
     scorer = save_tiny(tmp_path / "scorer", seed=4, labels=1)
     folders = {role: language if role in ("actor", "reference") else scorer for role in get_args(Role)}
+    folders["teacher"] = save_tiny(tmp_path / "teacher", seed=5, config=divisible_config())
     (first, counters), (second, others) = run_kept_ranks(2, steps, path, name, folders, OVERRIDES.get(name, ()))
     assert counters == others
     compares = next(job for job in load(path, finished=FINISHED) if job.name == name).spec.algorithm.compares_responses

@@ -193,7 +193,7 @@ def head_alone(softcap: float | None, entropy: float) -> list[tuple[Likelihood, 
         output = likelihood(hidden, weight, tokens, temperature, **options)
         loss = (upstream * (output.log_probs + entropy * output.entropy)).sum()
         gradients = torch.autograd.grad(loss, [hidden, weight])
-        found.append((Likelihood(*(each.detach() for each in output)), gradients))
+        found.append((Likelihood(output.log_probs.detach(), output.entropy.detach()), gradients))
     return found
 
 

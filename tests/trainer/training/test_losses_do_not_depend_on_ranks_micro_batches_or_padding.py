@@ -72,9 +72,11 @@ def sequences(seed: int, extra: int) -> dict[str, Tensor]:
     }
     fields["tokens"][:, :PROMPT] = fields["tokens"][[0, 4], :PROMPT].repeat_interleave(4, dim=0)
     fields["old_log_probs"] = (fields["old_log_probs"] * 0.3 - 6.0) * response
+    likeliest = torch.randn(ROWS, width, 512, generator=generator).log_softmax(2).topk(5)
+    fields["teacher_tokens"] = torch.cat([likeliest.indices.float(), likeliest.values], 2) * response[:, :, None]
     fields["rollout_log_probs"] = fields["old_log_probs"] + 0.5 * fields["rollout_log_probs"]
     fields["ref_log_probs"] = (fields["ref_log_probs"] * 0.3 - 6.0) * response
-    return {name: pad(field, (0, extra)) for name, field in fields.items()}
+    return {name: pad(field, (0, 0) * (field.dim() - 2) + (0, extra)) for name, field in fields.items()}
 
 
 def pairs(extra: int) -> dict[str, Tensor]:
@@ -124,12 +126,14 @@ GSPO = {
     "rolloutCorrection": {"level": "Sequence", "mode": "Clip", "low": 0.2, "high": 4.0, "veto": 0.2, "normalize": True},
 }
 ROBUST = {"name": "OnlineDPO", "loss": "Robust", "labelSmoothing": 0.1, "lengthNormalized": True}
+DISTILLATION = {"name": "Distillation", "divergence": "JensenShannon", "topK": 5, "divergenceCoefficient": 2.0}
 RL = {"totalSteps": 4, "promptBatchSize": 4}
 GROUPS = {"training": RL, "rollout": {"samplesPerPrompt": 2}}
 SPECS: dict[str, dict[str, Any]] = {
     "DAPO": {"algorithm": DAPO, **GROUPS},
     "GSPO": {"algorithm": GSPO, **GROUPS},
     "RLOO": {"algorithm": {"name": "RLOO", "rolloutCorrection": {"cap": 1.1}}, **GROUPS},
+    "Distillation": {"algorithm": DISTILLATION, **GROUPS},
     "SFT": {"algorithm": {"name": "SFT"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "RewardModel": {"algorithm": {"name": "RewardModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "CostModel": {"algorithm": {"name": "CostModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
@@ -144,7 +148,10 @@ SPECS: dict[str, dict[str, Any]] = {
     "warm-up": {"algorithm": {**PPO, "criticWarmupSteps": 2}, "training": {**RL, "promptBatchSize": ROWS}},
 }
 TRAINED = dict.fromkeys(("PPO", "SafeRLHF"), ("actor", "critic"))
-FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {"SafeRLHF": ("reward", "cost")}
+FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {
+    "SafeRLHF": ("reward", "cost"),
+    "Distillation": ("teacher",),
+}
 PAIRS = ("RewardModel", "CostModel", "DPO", "SimPO", "ORPO", "OnlineDPO")
 FINDS_VALUES = "PPO critic that finds the values"
 CASES: dict[str, tuple[str, Role, type, str]] = {
@@ -154,6 +161,7 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "DAPO actor": ("DAPO", "actor", ActorWorker, "update_actor"),
     "GSPO actor": ("GSPO", "actor", ActorWorker, "update_actor"),
     "RLOO actor": ("RLOO", "actor", ActorWorker, "update_actor"),
+    "distilled actor": ("Distillation", "actor", ActorWorker, "update_actor"),
     "cost model": ("CostModel", "cost", CostTrainer, "update_cost"),
     "DPO actor": ("DPO", "actor", PreferenceActorWorker, "update_actor"),
     "SimPO actor": ("SimPO", "actor", PreferenceActorWorker, "update_actor"),
@@ -312,9 +320,9 @@ LARGE_LAYOUTS = [
     for p, t, d, r in product((1, 2, 4), (1, 2, 4), (1, 2, 4, 8), (1, 2))
     if 1 < p * t * d <= 8 and d % r == 0
 ]
-CUT = ("cost model", "PPO critic that finds the values", "PPO-ptx actor", "PPO-ptx report")
-"""Kinds of loss that `test_layouts_learn_what_one_rank_does` lacks: of scored pairs, and of two texts."""
-FAST = {"PPO critic that finds the values": SMALL_LAYOUTS[0]}
+CUT = ("cost model", "PPO critic that finds the values", "PPO-ptx actor", "PPO-ptx report", "distilled actor")
+"""Kinds of loss that `test_layouts_learn_what_one_rank_does` lacks: of scored pairs, two texts and the vocabulary."""
+FAST = {"PPO critic that finds the values": SMALL_LAYOUTS[0], "distilled actor": SMALL_LAYOUTS[0]}
 """The layout of a case that the fast tests cut it by."""
 
 
@@ -345,6 +353,7 @@ CONTEXTS: list[tuple[str, str, ParallelSizes]] = [
     ("GSPO actor", "eight heads", ParallelSizes(data=2, context=2)),
     ("PPO-ptx actor", "eight heads", ParallelSizes(data=2, context=2, replicas=2)),
     ("cost model", "eight heads", ParallelSizes(data=1, context=2, pipeline=2, tensor=2)),
+    ("distilled actor", "Gemma 2", ParallelSizes(data=1, context=2, tensor=2)),
     ("SFT", "Gemma 3 (text)", ParallelSizes(data=1, context=4)),
     ("SFT", "Cohere 2", ParallelSizes(data=2, context=2, tensor=2)),
 ]

@@ -58,13 +58,14 @@ METHODS: Mapping[str, Mapping[str, set[str]]] = {
     "PPO": WITH_CRITIC,
     "SafeRLHF": {**WITH_CRITIC, "cost_critic": CRITIC, "cost": {"compute_cost"}},
     "VAPO": WITH_CRITIC,
+    "Distillation": {**RL, "teacher": {"compute_log_prob"}},
     "Generate": {
         "actor": {"generate_sequences"},
         "reward": {"compute_reward"},
         "responses": {"write", "summary", "counters", "set_counters"},
     },
 }
-LEFT_OUT = {(name, "reference") for name in ("VAPO", "OPO", "CISPO")}
+LEFT_OUT = {(name, "reference") for name in ("VAPO", "OPO", "CISPO", "Distillation")}
 """Models that a job without a KL penalty does without."""
 ROLES = sorted({(name, role) for name, each in ALGORITHMS.items() for role in each.models} - LEFT_OUT)
 ALL = set().union(*(methods for roles in METHODS.values() for methods in roles.values()))
@@ -74,7 +75,8 @@ ALONE = ParallelSizes(data=1)
 
 def spec_of(name: str, role: str) -> WorkerSpec:
     """The spec of a role's worker in a job of the algorithm, with all models in one pool."""
-    job = job_of(name, **({} if ALGORITHMS[name].comparing is None else SAMPLES))
+    has_groups = ALGORITHMS[name].comparing is not None or name == "Distillation"
+    job = job_of(name, **(SAMPLES if has_groups else {}))
     sizes = dict.fromkeys(job.models(), ALONE)
     placed = DeviceMapping(
         device="CPU",

@@ -71,6 +71,12 @@ class Reference(Protocol[B]):
     def compute_mismatched_log_prob(self, batch: B) -> B: ...
 
 
+class Teacher(Protocol[B]):
+    """Frozen model with the actor's vocabulary: adds its log-probabilities of tokens to a batch (`TeacherWorker`)."""
+
+    def compute_log_prob(self, batch: B) -> B: ...
+
+
 class PairReference(Protocol[B]):
     """Reference model, the actor before training: adds log-probabilities of pairs, ref_chosen and ref_rejected [B]."""
 

@@ -146,7 +146,8 @@ class ResponseEvaluator(Evaluator):
         if self._has_columns:
             batch = models["data"].load_evaluation_columns(batch)
         batch = models["actor"].generate_sequences(batch, **self._options)
-        batch = batch.with_prefixed(scored=models["reward"].compute_reward(batch))  # where no score is no padding
+        if "reward" in models:
+            batch = batch.with_prefixed(scored=models["reward"].compute_reward(batch))  # where no score is no padding
         if self._costs:
             batch = self._costs.compute_cost(batch)
         parts = models["judge"].judge(batch).result()
@@ -179,7 +180,7 @@ def measures_of(job: Job) -> list[str]:
         return []
     if job.spec.algorithm.offline:
         return [OFFLINE["completions" in job.spec.algorithm.data][1]]
-    scores = ["reward", *(["cost"] if "cost" in job.models() else [])]
+    scores = [*["reward"] * job.has_reward, *["cost"] * ("cost" in job.models())]
     scores += [*(function.name for function in asked.functions), *(verifier.name for verifier in asked.verifiers)]
     passes = [f"{measure}_pass_at_{k}" for measure in verified(job) for k in sizes_of(asked.samples_per_prompt)]
     sets = ["", *(of_set.name for of_set in asked.data.sets)] if isinstance(asked.data, DataSets) else [""]

@@ -44,6 +44,7 @@ def recorded_step(job: Job, placed: DeviceMapping, specs: Mapping[str, Mapping[s
     data = job.spec.data
     text = data.max_prompt_tokens + data.max_response_tokens
     widths = {Width.ONE: 1, Width.BYTES: 0, Width.PROMPT: data.max_prompt_tokens, Width.TEXT: text, Width.EXPERTS: 0}
+    widths[Width.TOKENS] = 2 * text * (getattr(job.spec.algorithm, "top_k", None) or 0)
     tracer = Tracer(rows=job.sequences_per_step, widths=widths)
     slots = {pool.name: pool.size for pool in placed.pools}
     handles = {

@@ -38,6 +38,7 @@ from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, 
 from rlhf_trainer.workers.rollout import RolloutWorker
 from rlhf_trainer.workers.scoring import ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
+from rlhf_trainer.workers.teacher import TeacherWorker
 
 WORKERS: Mapping[object, type] = {
     models.Actor: ActorWorker,
@@ -50,6 +51,7 @@ WORKERS: Mapping[object, type] = {
     models.CostCritic: CriticWorker,
     models.Reference: ReferenceWorker,
     models.PairReference: ReferenceWorker,
+    models.Teacher: TeacherWorker,
     models.Reward: RewardWorker,
     models.RewardInTraining: RewardTrainer,
     models.Cost: CostWorker,

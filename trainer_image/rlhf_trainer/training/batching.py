@@ -222,10 +222,10 @@ class RowAssignment:
         }
 
     def back(self, results: Tensor) -> Tensor:
-        """Send results [B, T] back to the ranks that hold the rows; returns the results of this rank's own rows."""
+        """Send results [B, T, ...] back to the ranks that hold the rows; returns those of this rank's own rows."""
         if not self._moves:
             return results
-        restored = results.new_empty((len(self._order), results.shape[1]))
+        restored = results.new_empty((len(self._order), *results.shape[1:]))
         restored[self._order] = self._mesh.exchange_rows(results, self._received, self._sent)
         return restored
 

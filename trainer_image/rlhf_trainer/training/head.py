@@ -1,6 +1,6 @@
 """Log-probabilities and entropies from hidden states, fused with the head: no rank holds the logits of all tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -10,11 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 MAX_CHUNK_LOGITS, CPU_CHUNK_LOGITS = 2**28, 2**26
 """Maximum number of logits in a chunk on a rank: 1 GiB in float32 on a GPU, where few large products are faster, and
 256 MiB on CPU, where they are not. Two copies are alive at a time; with fused kernels one, in the compute type.
 """
+MOST_LOG_PROB = -1e-7
+"""Log-probability above which K tokens leave nothing for the others that float32 could tell from rounding."""
 
 
 class Likelihood(NamedTuple):
@@ -23,6 +26,12 @@ class Likelihood(NamedTuple):
     log_probs: Tensor
     entropy: Tensor
     """Entropy of the model's distribution at the position of each token; 0 unless requested."""
+    divergence: Tensor | None = None
+    """Divergence of the model's distribution from a teacher's at each token's position; None unless requested."""
+
+
+Compare = Callable[[Tensor, Tensor], Tensor]
+"""Divergence [n] of two distributions, from the model's and a teacher's log-probabilities [n, K] of the same tokens."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,56 @@ def likelihood(
         weight = weight.to_local()
     options = HeadOptions(part, entropy, softcap, kernels)
     return Likelihood(*_Likelihood.apply(hidden, weight, tokens, temperature, options))  # type: ignore[no-untyped-call]
+
+
+def likeliest_tokens(
+    hidden: Tensor, weight: Tensor, temperature: Tensor, *, count: int, of: int, softcap: float | None
+) -> Tensor:
+    """Return ids and log-probabilities, float32 [n, 2 count], of the likeliest tokens among the first `of`.
+
+    Arguments as in `likelihood`. float32 has every id below 2^24 exactly.
+    """
+    every = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    found = []
+    for rows in _chunks(len(hidden), every):
+        log_probs = _logits(hidden[rows], every, temperature[rows], softcap).log_softmax(1)
+        values, ids = log_probs[:, :of].topk(count)
+        found.append(torch.cat([ids.float(), values], 1))
+    return torch.cat(found) if found else hidden.new_zeros(0, 2 * count, dtype=torch.float32)
+
+
+def divergence_from(
+    teacher: Tensor, hidden: Tensor, weight: Tensor, temperature: Tensor, *, compare: Compare, softcap: float | None
+) -> Tensor:
+    """Return the divergence [n] of the model's distribution from a teacher's, `likeliest_tokens` [n, 2K].
+
+    Other arguments as in `likelihood`. All tokens beside the K count as one more; none is left if K is the vocabulary.
+    Logits of a chunk are computed again in the backward pass. Ranks that share the vocabulary compute all of it.
+    """
+    every = weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+    def of_chunk(hidden: Tensor, every: Tensor, temperature: Tensor, teacher: Tensor) -> Tensor:
+        ids, of_teacher = teacher.chunk(2, 1)
+        own = _logits(hidden, every, temperature, softcap).log_softmax(1).gather(1, ids.long())
+        both = own, of_teacher
+        return compare(*(both if ids.shape[1] == len(every) else map(_with_rest, both)))
+
+    found = [temperature.new_zeros(0)]
+    for rows in _chunks(len(hidden), every):
+        given = hidden[rows], every, temperature[rows], teacher[rows]
+        found.append(checkpoint(of_chunk, *given, use_reentrant=False))
+    return torch.cat(found)
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: Tensor, softcap: float | None) -> Tensor:
+    logits = (hidden @ weight.T).float()
+    return (softcap * (logits / softcap).tanh() if softcap else logits) / temperature[:, None]
+
+
+def _with_rest(log_probs: Tensor) -> Tensor:
+    """Append the log-probability of all other tokens together."""
+    total = log_probs.logsumexp(1, keepdim=True).clamp(max=MOST_LOG_PROB)
+    return torch.cat([log_probs, (-total.expm1()).log()], 1)
 
 
 class _Likelihood(torch.autograd.Function):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_trainer.training.context import sum_of_parts
+from rlhf_trainer.training.head import Compare
 from rlhf_trainer.training.routing import packed_experts
 from rlhf_trainer.types import Fields, concatenate
 
@@ -38,6 +39,12 @@ class TokenBatch:
     """Experts that the routers take: uint8 [b, T, E] (`expert_rows`); None: those that they choose."""
     entropy: bool = False
     """Whether the entropies of the tokens in `read` are needed too."""
+    likeliest: tuple[int, int] | None = None
+    """(K, M) to get, instead of likelihoods, the K likeliest of the first M tokens at the places of `read`."""
+    teacher: Tensor | None = None
+    """Likeliest tokens of a teacher: float32 [b, T, 2K]; None: no divergence from a teacher is needed."""
+    compare: Compare | None = None
+    """Divergence from the teacher; see `Compare`."""
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -144,6 +151,10 @@ class ModelInput:
     experts: Tensor | None
     """Experts that the routers take for each packed token: uint8 [N, E]; None: those that they choose."""
     entropy: bool
+    likeliest: tuple[int, int] | None
+    teacher: Tensor | None
+    """Likeliest tokens of a teacher at the place of each token that a loss reads: float32 [n, 2K], or None."""
+    compare: Compare | None
 
     @classmethod
     def of(cls, texts: Sequence[TokenBatch], *, at_least: int = 1, multiple: int = 1) -> Self:
@@ -173,6 +184,7 @@ class ModelInput:
         documents = order[own[order] > 0]
         sizes = torch.stack([own, lengths])[:, documents]
         places = (read * inside).flatten().nonzero()[:, 0]
+        teachers = [text.teacher for text in texts if text.teacher is not None]
         return cls(
             tokens=torch.cat([tokens[order][computed], tokens.new_zeros(padding)])[None],
             positions=torch.cat([computed.nonzero()[:, 1], torch.arange(padding)])[None],
@@ -189,6 +201,9 @@ class ModelInput:
             temperature=read.flatten()[places],
             experts=packed_experts(texts, order, computed, first=with_prompt, shared=shared, padding=padding),
             entropy=any(text.entropy for text in texts),
+            likeliest=texts[0].likeliest,
+            teacher=concatenate(teachers).flatten(0, 1)[places] if teachers else None,
+            compare=texts[0].compare,
         )
 
     def to(self, device: torch.device) -> Self:
@@ -213,15 +228,17 @@ class ModelInput:
             targets=self.targets[is_read],
             temperature=self.temperature[is_read],
             experts=None if self.experts is None else self.experts[first:stop],
+            teacher=None if self.teacher is None else self.teacher[is_read],
         )
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
-        """Return zeros [rows, T] with `values` at the indices `places` among the rows * T positions.
+        """Return zeros [rows, T, ...] with `values` [n, ...] at the indices `places` among the rows * T positions.
 
         Ranks that share the packed row give their values to each other.
         """
         rows, width = self.shape
-        own = values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)
+        zeros = values.new_zeros(rows * width, *values.shape[1:])
+        own = zeros.index_copy(0, places, values).view(rows, width, *values.shape[1:])
         return sum_of_parts(own, self.documents.group)
 
 

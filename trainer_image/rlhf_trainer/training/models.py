@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.stored_tensors import FLOAT32, TensorSource
-from rlhf_trainer.training.head import Likelihood, likelihood
+from rlhf_trainer.training.head import Likelihood, divergence_from, likeliest_tokens, likelihood
 from rlhf_trainer.training.model_input import ModelInput
 
 # FSDP2 warns that outputs are views ([rows * T] seen as [rows, T]), which must not be changed in place; losses do not.
@@ -72,6 +72,8 @@ class Scorer(nn.Module):
 class LanguageModel(nn.Module):
     """A causal language model; its output is the `Likelihood` [rows, T] of the tokens that a loss reads, 0 elsewhere.
 
+    An input with `likeliest` gets `likeliest_tokens` [rows, T, 2K] instead.
+
     Pipeline stages: see `Scorer`. Likelihoods are computed in the forward pass, while FSDP2 gathers the head's weight.
     """
 
@@ -97,8 +99,15 @@ class LanguageModel(nn.Module):
             return hidden
         before = hidden[0].index_select(0, text.before)
         before = before if self._divisor == 1.0 else before / self._divisor
-        options: dict[str, Any] = {"entropy": text.entropy, "softcap": self._cap, "kernels": self.kernels}
-        found = likelihood(before, head.weight, text.targets, text.temperature, **options)
+        inputs, cap = (before, head.weight, text.temperature), self._cap
+        if text.likeliest:
+            count, of = text.likeliest
+            return text.unpacked(likeliest_tokens(*inputs, count=count, of=of, softcap=cap), text.places)
+        options: dict[str, Any] = {"entropy": text.entropy, "softcap": cap, "kernels": self.kernels}
+        log_probs, entropy, _ = likelihood(before, head.weight, text.targets, text.temperature, **options)
+        found = [log_probs, entropy]
+        if text.teacher is not None and text.compare:
+            found.append(divergence_from(text.teacher, *inputs, compare=text.compare, softcap=cap))
         return Likelihood(*(text.unpacked(values, text.places) for values in found))
 
 

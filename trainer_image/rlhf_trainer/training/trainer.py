@@ -137,16 +137,19 @@ class ModelRunner:
         recorder.maximum("peak_flops", self._peak)
 
     @torch.no_grad()
-    def infer(self, fields: Fields, texts_of: TextsFunction, compute: OutputFunction) -> Tensor:
+    def infer(
+        self, fields: Fields, texts_of: TextsFunction, compute: OutputFunction, *, of_token: tuple[int, ...] = ()
+    ) -> Tensor:
         """Run forward passes over all rows; returns the results of `compute` [b, t] as one float32 [B, T] on the CPU.
 
-        T is the width of the widest field. Every stage of a pipeline gets the result.
+        T is the width of the widest field. Every stage of a pipeline gets the result. of_token: further dims of the
+        results, [b, t, *of_token].
         """
         assignment = self.assign_rows(fields, texts_of)
         computed = assignment.rows(fields)
         with self.offloader.in_use():
             micros = self.split(computed, texts_of, phase="scoring")
-            result = _of_rows(computed, micros, self._run(micros, compute, None))
+            result = _of_rows(computed, micros, self._run(micros, compute, None), of_token)
         return self._back(result, assignment, fields)
 
     def _back(self, result: Tensor, assignment: RowAssignment, fields: Fields) -> Tensor:
@@ -158,11 +161,13 @@ def widest(fields: Fields) -> Tensor:
     return max((field for field in fields.values() if field.dim() > 1), key=lambda field: field.shape[1])
 
 
-def _of_rows(fields: Fields, micros: Sequence[MicroBatch], outputs: Sequence[Tensor]) -> Tensor:
+def _of_rows(
+    fields: Fields, micros: Sequence[MicroBatch], outputs: Sequence[Tensor], of_token: tuple[int, ...] = ()
+) -> Tensor:
     """Put micro-batches' outputs [b, t] in the order of the fields' rows: [B, T] on the CPU, zeros without outputs."""
-    result = torch.zeros(widest(fields).shape[:2], dtype=torch.float32)
+    result = torch.zeros((*widest(fields).shape[:2], *of_token), dtype=torch.float32)
     kept = [  # t columns, cut or padded to T
-        pad(output[: len(micro.rows)].float(), (0, result.shape[1] - output.shape[1]))
+        pad(output[: len(micro.rows)].float(), (0, 0) * len(of_token) + (0, result.shape[1] - output.shape[1]))
         for micro, output in zip(micros, outputs, strict=False)
     ]
     if kept:

@@ -3,12 +3,13 @@
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from rlhf_api.own_code import defined_at
-from rlhf_api.spec.algorithms import OBJECTIVE_INPUTS, ActorCritic, PolicyGradient, RolloutCorrection
+from rlhf_api.spec.algorithms import OBJECTIVE_INPUTS, ActorCritic, Distilling, PolicyGradient, RolloutCorrection
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.expert_rows import ROUTED
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
@@ -25,12 +26,13 @@ from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_fields, text_of
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.generating_actor import GeneratingActor, OldLogProbs
+from rlhf_trainer.workers.teacher import TEACHER_TOKENS
 
 FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest |probability ratio - 1| that rounding can explain in a step's first mini-batch, by compute type."""
 
 UPDATE_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "advantages")
-FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", ROUTED, *PRETRAIN_FIELDS)
+FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", ROUTED, TEACHER_TOKENS, *PRETRAIN_FIELDS)
 
 WEIGHTS, SKIPPED = "rollout_weights", "skipped_updates/mismatch"
 Loss = Callable[[Likelihood, Fields], Tensor]
@@ -127,7 +129,10 @@ class ActorWorker(GeneratingActor):
             rows, width = micro["tokens"].shape
             mask = micro["pretrain_response_mask"]
             text = sft_loss(found.log_probs[rows:, : mask.shape[1]], mask, num_tokens=tokens)
-            return loss(Likelihood(*(each[:rows, :width] for each in found)), micro) + self._pretrain * text
+            return (
+                loss(Likelihood(*(each[:rows, :width] for each in (found.log_probs, found.entropy))), micro)
+                + self._pretrain * text
+            )
 
         return both
 
@@ -135,6 +140,8 @@ class ActorWorker(GeneratingActor):
         """Return a micro-batch's model inputs: the responses and, if the job has them, the pretraining texts."""
         temperature = self.setting.job.spec.rollout.temperature
         own = text_of(micro, text_fields(micro), temperature=temperature, entropy=True)
+        if TEACHER_TOKENS in micro and isinstance(self._algorithm, Distilling):
+            own = replace(own, teacher=micro[TEACHER_TOKENS], compare=self._algorithm.compare)
         return [own, text_of(micro, PRETRAIN_FIELDS)] if self._pretrain else [own]
 
     def _weight(self, mask: Tensor) -> Tensor:
@@ -178,6 +185,10 @@ class ActorWorker(GeneratingActor):
                 aggregation=aggregation,
                 normalizer=normalizer,
             )
+        if found.divergence is not None and isinstance(algorithm, Distilling):
+            distance = aggregate(found.divergence, mask, aggregation=aggregation, normalizer=normalizer)
+            total = total + algorithm.divergence_coefficient * distance
+            recorder.mean("kl/teacher", masked_sum(found.divergence.detach(), mask), mask.sum())
         tokens = mask.sum()
         recorder.mean("loss/policy", policy.loss.detach().double() * normalizer, self._weight(mask))
         recorder.mean("clip_fraction", policy.clipped_tokens, tokens)

@@ -26,6 +26,7 @@ from rlhf_trainer.types import Batch, Fields, Marks, Transfer, register
 from rlhf_trainer.workers.base import with_step
 
 REWARD_FIELDS = ("scores", "finished", "valid", "response_mask")
+"""Fields of a reward; scores may be missing only if a job of the algorithm may have no reward."""
 KL_FIELDS = ("old_log_probs", "ref_log_probs")
 """Fields of the KL penalty; a batch may lack them if no reward depends on them (`Job.old_log_probs_by_update`)."""
 GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask", "greedy_valid")
@@ -81,6 +82,9 @@ class AdvantageWorker:
         """Return the fields that the algorithm's advantage gives; a number per response is put on all its tokens."""
         if "token_rewards" not in batch.fields:
             batch = batch.with_fields(self.compute_rewards(batch))
+        if "teacher_log_probs" in batch.fields:
+            differences = batch["old_log_probs"] - batch["teacher_log_probs"]
+            recorder.mean("kl/teacher", masked_sum(differences, batch["response_mask"]), batch["response_mask"].sum())
         advantage = self._algorithm.advantage
         names = inspect.signature(advantage).parameters
         found = advantage(
@@ -114,12 +118,14 @@ class AdvantageWorker:
         In an episode a turn's environment reward is on the turn's last token; the score's rest is on the last token.
         """
         mask, valid, kl = batch["response_mask"], batch["valid"], self.kl_of(batch)
+        given = batch.fields.get("scores", torch.zeros_like(valid))
         if self._algorithm.rewards.normalization == "Running":
-            self.reward_moments = with_step(self.reward_moments, batch["scores"], valid)
-        scores = self.shaped(batch["scores"], batch["finished"], mask)
-        recorder.mean("reward/mean", (batch["scores"] * valid).sum(), valid.sum())
-        counted = batch["scores"].double() * valid
-        recorder.deviation("reward/std", counted.sum(), (counted**2).sum(), valid.sum())
+            self.reward_moments = with_step(self.reward_moments, given, valid)
+        scores = self.shaped(given, batch["finished"], mask)
+        if "scores" in batch.fields:
+            recorder.mean("reward/mean", (given * valid).sum(), valid.sum())
+            counted = given.double() * valid
+            recorder.deviation("reward/std", counted.sum(), (counted**2).sum(), valid.sum())
         if batch.fields.keys() >= set(KL_FIELDS):
             recorder.mean("kl/reference", row_sums(kl, mask).sum(), valid.sum())
         recorder.maximum("kl/coefficient", self.kl_coefficient)
@@ -131,7 +137,7 @@ class AdvantageWorker:
     def kl_of(self, batch: Batch) -> Tensor:
         """Return the estimated KL of each token, [B, T]; 0 if the batch lacks old or reference log-probabilities."""
         if not batch.fields.keys() >= set(KL_FIELDS):
-            assert not self._algorithm.rewards_read_log_probs
+            assert not self.kl_in_reward
             return torch.zeros_like(batch["response_mask"])
         old, reference = (batch[name] for name in KL_FIELDS)
         return kl_estimate(old, reference, estimator=self._algorithm.kl.resolved_estimator)
@@ -268,15 +274,16 @@ def advantage_transfers(algorithm: type[PolicyGradient]) -> Marks:
     The parameters of `algorithm.advantage` give the fields to read, and `algorithm.estimates` the fields to add.
     """
     has_critic, has_costs = issubclass(algorithm, ActorCritic), issubclass(algorithm, Constrained)
+    needed, optional = REWARD_FIELDS[algorithm.may_lack_reward :], REWARD_FIELDS[: algorithm.may_lack_reward]
     rewards = Transfer(
         protocol=DP_PROTO,
-        reads=(*REWARD_FIELDS, *("costs",) * has_costs),
-        reads_if_there=(*KL_FIELDS, "turn_rewards"),
+        reads=(*needed, *("costs",) * has_costs),
+        reads_if_there=(*optional, *KL_FIELDS, "turn_rewards"),
         adds=("token_rewards", *("token_costs",) * has_costs),
         phase="advantage",
     )
-    reads = ["token_rewards", "response_mask"] if has_critic else [*REWARD_FIELDS]
-    reads_if_there = [] if has_critic else [*KL_FIELDS, "turn_rewards"]
+    reads = ["token_rewards", "response_mask"] if has_critic else [*needed]
+    reads_if_there = [] if has_critic else [*optional, *KL_FIELDS, "turn_rewards"]
     for name, parameter in list(inspect.signature(algorithm.advantage).parameters.items())[1:]:
         fields = READ_FOR.get(name, () if name in INPUTS else (name,))
         (reads if parameter.default is parameter.empty else reads_if_there).extend(fields)

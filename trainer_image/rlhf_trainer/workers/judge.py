@@ -15,6 +15,9 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, real_rows, samples_of
 from rlhf_trainer.workers.scoring import UserCode, code_of
 
+SCORED = ("scored_scores", "scored_valid")
+"""Fields of the reward; missing if the job has none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedRow:
@@ -37,15 +40,15 @@ class JudgeWorker:
         for judge in self._judges.values():
             judge.ready()
 
-    @register(DP_PROTO, reads=("scored_scores", "scored_valid", *SAMPLE_FIELDS), reads_if_there=("costs", *COLUMNS))
+    @register(DP_PROTO, reads=SAMPLE_FIELDS, reads_if_there=(*SCORED, "costs", *COLUMNS))
     def judge(self, batch: Batch) -> list[JudgedRow]:
         """Return this rank's rows that are not padding, decoded and scored; `scored_valid` tells which got a reward."""
         samples, real = samples_of(batch, self._tokenizer), real_rows(batch)
-        rewards, given = (batch[name][real].tolist() for name in ("scored_scores", "scored_valid"))
         lengths = batch["response_mask"][real].sum(1).long().tolist()
-        columns: dict[str, list[float | None]] = {
-            "reward": [reward if is_given else None for reward, is_given in zip(rewards, given, strict=True)]
-        }
+        columns: dict[str, list[float | None]] = {}
+        if batch.fields.keys() >= set(SCORED):
+            rewards, given = (batch[name][real].tolist() for name in SCORED)
+            columns["reward"] = [reward if is_given else None for reward, is_given in zip(rewards, given, strict=True)]
         if "costs" in batch.fields:
             columns["cost"] = batch["costs"][real].tolist()
         for name, judge in self._judges.items():
