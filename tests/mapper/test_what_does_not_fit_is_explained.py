@@ -304,7 +304,7 @@ def test_a_context_that_a_model_does_not_have_is_refused() -> None:
         return auto_map(job, cluster_of(("h100-80g", 1, 1)), shapes_of(job, shape), device="GPU")
 
     short = {"max_position_embeddings": 8192}
-    with pytest.raises(SpecError, match=r"spec.data: .* is 10000, but actor, \S+, reads 8192 tokens at most"):
+    with pytest.raises(SpecError, match=r"is 10000, but actor, \S+, reads 8192 tokens at most .*with scaled RoPE"):
         planned("PPO", **short)
     for rope in (
         {"rope_type": "linear", "factor": 2.0},
