@@ -468,7 +468,7 @@ def test_a_plan_and_a_check_say_what_checkpoints_take(manifest: Path) -> None:
     assert CliRunner().invoke(app, ["validate", str(manifest), shapes[0]]).stdout == "ok\n", "not all is known"
 
 
-def test_a_setting_that_changes_a_part_of_the_plan_is_not_called_unused(manifest: Path) -> None:
+def test_a_setting_that_changes_a_part_is_not_called_unused(manifest: Path) -> None:
     sets = ("--set=checkpoint.keepLast=7", "--set=training.seed=3")
     done = CliRunner().invoke(app, ["plan", str(manifest), *TWO_NODES, *sets])
     assert "7 that are kept and a new one" in done.stdout

@@ -80,7 +80,7 @@ def print_unused_sets(sets: Sequence[str], answer_of: Callable[[Sequence[str]], 
     """Print to stderr each argument of `--set` without which the answer is the same."""
     whole = answer_of(sets) if sets else None
     for place, text in enumerate(sets):
-        with suppress(SpecError, TrainerError):  # the others need it
+        with suppress(SpecError, TrainerError):  # another setting needs it
             if answer_of([*sets[:place], *sets[place + 1 :]]) == whole:
                 print_errors([f"--set {text} changes nothing of this answer"])
 
