@@ -15,6 +15,7 @@ MLFLOW := .venv-mlflow
 TEMPLATES := .venv-trl
 TRL := 1.16.0
 TRL_WITH_PPO := 1.12.0 # the last one that has it
+VERL := verl==0.9.1 tensordict==0.15.3 omegaconf==2.4.0 codetiming==1.4.0 orjson==3.13.0 pyvers==0.2.3
 UNIT := $(wildcard $(addprefix tests/,api mapper examples trainer/ops trainer/unit))
 PYTEST := $(BIN)/python -m pytest
 BEGAN := $(shell date +%s)
@@ -138,13 +139,14 @@ bench: install ## Measure the steps of GRPO and PPO beside the limit of this mac
 bench-peers: $(PEERS)/installed ## Measure the same steps in TRL beside ours (puts TRL into .venv-peers)
 	$(BIN)/python benchmarks/peers.py
 
-# TRL and what only it needs; torch, transformers and datasets are those of .venv, so both run the same ones.
+# TRL and verl (for tests.accept.corrections), and what only they need; torch, transformers and datasets are those of .venv, so both run the same ones.
 $(PEERS)/installed: $(STAMP)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(PEERS)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> $$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth
 	$(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps accelerate==1.15.0 trl==$(TRL)
 	$(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps --target $(PEERS)/ppo trl==$(TRL_WITH_PPO)
+	$(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps $(VERL)
 	@touch $@
 
 # The chat templates of TRL, which tests read; nothing imports it.

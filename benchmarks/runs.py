@@ -370,8 +370,7 @@ def summary_of(example: str, seed: int) -> Figures:
         for name in (*filter(None, [BEFORE.get(example)]), example):
             line = command(ROOT / f"examples/{name}.yaml", Path(folder), "--seed", str(seed))
             subprocess.run(line, check=True, stdout=sys.stderr)
-        summary: Figures = json.loads((Path(folder) / "summary.json").read_text())
-        return summary
+        return dict(json.loads((Path(folder) / "summary.json").read_text()))
 
 
 def write(path: Path | None, results: Mapping[Any, Figures]) -> None:

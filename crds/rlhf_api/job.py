@@ -164,7 +164,7 @@ class Job(Spec):
     def old_log_probs_by_update(self) -> bool:
         """Whether the old log-probabilities come from the forward pass of the step's only update.
 
-        Nothing else in the step reads them but the measurement `kl/reference`, which waits for that pass.
+        Nothing before the update reads them: the measurement `kl/reference` waits for that pass.
         """
         algorithm = self.spec.algorithm
         return (
@@ -173,6 +173,8 @@ class Job(Spec):
             and self.updates_per_step == 1
             and not algorithm.rewards_read_log_probs
             and "actor" not in algorithm.workers
+            and not (algorithm.rollout_correction and algorithm.rollout_correction.normalize)
+            and not (self.spec.watch.mismatch and self.spec.watch.mismatch.stops_update)
         )
 
     @property

@@ -129,6 +129,12 @@ RIGHT: dict[str, Case] = {
         "GRPO", ("algorithm.kl={controller: Adaptive, target: 6, applyTo: Reward}",)
     ),
     "empty mappings": Case("PPO", ("algorithm.kl={}", "algorithm.rewards={}", "models.actor.optimizer={}")),
+    "masks of responses": Case(
+        "GRPO",
+        ("algorithm.rolloutCorrection={level: Geometric, mode: Mask, low: 0.99, high: 1.01, veto: 1e-4}",),
+    ),
+    "a warning of a mismatch": Case("PPO", ("watch.mismatch={kl: 0.1}", "training.oldLogProbs=Generator")),
+    "a loss of pairs": Case("OnlineDPO", ("algorithm.loss=Robust", "algorithm.labelSmoothing=0.1")),
     "a reference": Case("DPO", ("models.reference={uri: hf://a, offload: Parameters}",)),
     "an adapter": Case("PPO", ("models.actor.lora={}", "models.critic.lora={rank: 8, alpha: 8, targets: [q_proj]}")),
     "an adapter of a reward model": Case("RewardModel", ("models.reward.lora={initial: hf://a/b}",)),
@@ -461,6 +467,24 @@ WRONG: dict[str, Case] = {
     "values clipped to nothing": Case("PPO", ("algorithm.valueClipRange=0",), "spec.algorithm.valueClipRange"),
     "a cap that is no cap": Case(
         "PPO", ("algorithm.rolloutCorrection={cap: 1}",), "spec.algorithm.rolloutCorrection.cap"
+    ),
+    "two names of one bound": Case(
+        "PPO", ("algorithm.rolloutCorrection={cap: 2, high: 3}",), "spec.algorithm.rolloutCorrection.cap"
+    ),
+    "a lower bound that truncation lacks": Case(
+        "PPO", ("algorithm.rolloutCorrection={low: 0.5}",), "spec.algorithm.rolloutCorrection.low"
+    ),
+    "a lower bound above 1": Case(
+        "PPO", ("algorithm.rolloutCorrection={mode: Clip, low: 2}",), "spec.algorithm.rolloutCorrection.low"
+    ),
+    "a mismatch without a generator": Case("DPO", ("watch.mismatch={kl: 0.1}",), "spec.watch.mismatch"),
+    "a mismatch that is not known before the update": Case(
+        "GRPO",
+        ("watch.mismatch={action: SkipUpdate}", "training.oldLogProbs=Generator"),
+        "spec.watch.mismatch.action",
+    ),
+    "a label that is wrong more often than right": Case(
+        "DPO", ("algorithm.labelSmoothing=0.5",), "spec.algorithm.labelSmoothing"
     ),
     "a negative coefficient": Case("PPO", ("algorithm.kl.coefficient=-1",), "spec.algorithm.kl.coefficient"),
     "a temperature of zero": Case("PPO", ("rollout.temperature=0",), "spec.rollout.temperature"),

@@ -67,7 +67,7 @@ MISTAKES = {
     "a field of another algorithm": (
         [f"{SFT}:algorithm.clipRange=0.1"],
         f"{SFT}: spec.algorithm.clipRange",
-        f"unknown field for SFT; it is for {ACTORS.removeprefix('DPO, KTO, OnlineDPO, ')} only",
+        f"unknown field for SFT; it is for {ACTORS.removeprefix('DPO, KTO, ORPO, OnlineDPO, SimPO, ')} only",
     ),
     "a field with the name of its algorithm": (
         [f"{SFT}:algorithm.SFT=1"],

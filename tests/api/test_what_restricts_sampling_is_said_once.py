@@ -5,7 +5,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from rlhf_api.checks.rules import _old_log_probs
+from rlhf_api.checks.log_prob_rules import log_probs
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.rollout import RestrictsSampling, Rollout
@@ -40,7 +40,7 @@ def test_what_restricts_nothing_is_no_restriction() -> None:
 
 def test_a_new_restriction_is_in_the_log_probs_rule() -> None:
     spec = Job.parse(made("PPO", ("training.oldLogProbs=Generator",))).spec
-    rule = [each for each in _old_log_probs(Later) if each.path == "training.oldLogProbs"][1]
+    rule = [each for each in log_probs(Later) if each.path == "training.oldLogProbs"][1]
     for rollout, expected in ((Later(), []), (Later(top_a=0.1), ["training.oldLogProbs"])):
         changed = spec.model_copy(update={"rollout": rollout})
         assert [problem.path for problem in rule.problems(changed)] == expected

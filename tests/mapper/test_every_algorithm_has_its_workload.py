@@ -28,6 +28,8 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "RewardModel": ("RewardModel", {}),
     "CostModel": ("CostModel", {}),
     "DPO": ("DPO", {}),
+    "SimPO": ("SimPO", {}),
+    "ORPO": ("ORPO", {}),
     "KTO": ("KTO", {}),
     "OnlineDPO": ("OnlineDPO", {"rollout": {"samplesPerPrompt": 2}, "training": {"miniBatchSize": 32}}),
     "PPO": ("PPO", {"training": MINI | {"updateEpochs": 2}}),
@@ -52,6 +54,8 @@ WORK: dict[str, dict[str, Row]] = {
     "RewardModel": {"reward": (0, 0, 0, 128, 1)},
     "CostModel": {"cost": (0, 0, 0, 128, 1)},
     "DPO": {"actor": (0, 0, 0, 128, 1), "reference": (0, 0, 128, 0, 0)},
+    "SimPO": {"actor": (0, 0, 0, 128, 1)},
+    "ORPO": {"actor": (0, 0, 0, 128, 1)},
     "KTO": {"actor": (0, 0, 64, 64, 1), "reference": (0, 0, 128, 0, 0)},
     "PPO": {
         "actor": (64, 1, 64, 128, 8),

@@ -6,12 +6,14 @@ from typing import Any
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, flags
-from rlhf_importers.table import OPTION_VALUES, Change, Draft, NoCounterpartError, uri_of
+from rlhf_importers.table import OPTION_VALUES, Change, Draft, NoCounterpartError, flag, uri_of
 
 PROGRAM = "(program)"
 CHANGES: Mapping[str, Change] = {}
 """Functions besides those of `table` that convert values of OpenRLHF's flags."""
-ESTIMATORS, OFFLINE = (OPTION_VALUES["openrlhf"][name] for name in ("estimators", "programs"))
+ESTIMATORS, OFFLINE, CORRECTIONS = (
+    OPTION_VALUES["openrlhf"][name] for name in ("estimators", "programs", "corrections")
+)
 
 
 def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
@@ -38,6 +40,8 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     rank, alpha, targets = (values[f"ds.lora.{key}"] for key in ("rank", "alpha", "target_modules"))
     several.adapters(draft, ALGORITHMS[draft.algorithm].trained, rank=rank, alpha=alpha, targets=targets)
     _data(draft, values)
+    if draft.algorithm == "DPO" and flag(values["model.ipo_enable"]):
+        draft.put("algorithm.loss", "IPO")
     if draft.algorithm in OFFLINE.values():
         several.warmup(draft, draft.role, "lr_warmup_ratio", values["lr_warmup_ratio"], None)
         return
@@ -73,9 +77,11 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
     if values["actor.policy_loss_type"] == "gspo":
         several.whole_responses(draft)
     if values["algo.advantage.is_correction_enable"]:
-        kind, cap = values["algo.advantage.is_correction_type"], values["algo.advantage.is_correction_threshold"][1]
-        draft.put("algorithm.rolloutCorrection", {"mode": "Truncate" if kind == "tis" else "Mask", "cap": cap})
-        draft.checks.append(f"rolloutCorrection has one cap, {cap}; there is no bound of its own below 1")
+        kind = values["algo.advantage.is_correction_type"]
+        low, high = values["algo.advantage.is_correction_threshold"]
+        several.correction(draft, low=low, high=high, **CORRECTIONS[kind])
+        if kind == "seq-mask-tis":
+            draft.checks.append("rolloutCorrection weighs what is kept by the response's ratio, not by each token's")
 
 
 def _reward(draft: Draft, values: Mapping[str, Any]) -> None:

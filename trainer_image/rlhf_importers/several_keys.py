@@ -87,3 +87,13 @@ def critic_from(draft: Draft, model: Any) -> None:
     """Set the critic's initial model, if the algorithm has a critic and the draft manifest gives it none."""
     if draft.has("models.critic") and not draft.get("models.critic.uri") and model:
         draft.put("models.critic.uri", uri_of(model))
+
+
+def correction(draft: Draft, *, low: Any, high: Any, **options: Any) -> None:
+    """Set the importance weights of a draft manifest; a bound that is not on its side of 1 gets a check instead."""
+    for name, bound in (("low", low), ("high", high)):
+        if bound not in (None, "") and (float(bound) < 1.0) == (name == "low"):
+            options[name] = float(bound)
+        elif bound not in (None, ""):
+            draft.checks.append(f"algorithm.rolloutCorrection.{name}: {bound} is not on its side of 1")
+    draft.put("algorithm.rolloutCorrection", {name: value for name, value in options.items() if value is not None})

@@ -11,7 +11,7 @@ from rlhf_importers.shell import call, flags, only_document
 from rlhf_importers.table import OPTION_VALUES, Change, Draft, NoCounterpartError, flag, one_of, schedule, uri_of
 
 PROGRAM, PENALTY = "(program)", "get_soft_overlong_punishment"
-PROGRAMS, AGGREGATIONS = (OPTION_VALUES["trl"][name] for name in ("programs", "aggregations"))
+PROGRAMS, AGGREGATIONS, LOSSES = (OPTION_VALUES["trl"][name] for name in ("programs", "aggregations", "losses"))
 MARKS, VERIFIERS = (OPTION_VALUES["trl"][name] for name in ("marks", "verifiers"))
 CALLED = r"(?:\S*/)?(?:trl|(?:scripts|open_r1)/\w+\.py)"
 """Pattern of the word by which a script calls TRL: its command, or a file of TRL or of open-r1."""
@@ -74,8 +74,12 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
         _reward(draft, values)
         return
     several.halve(draft, "max_length", int(values["max_length"]))
-    if values["loss_type"] not in (None, "sigmoid", ["sigmoid"], "nll", "kto"):
-        draft.checks.append(f"there is no loss {values['loss_type']} here")
+    kinds = several.as_list(values["loss_type"])
+    if draft.algorithm == "DPO" and len(kinds) == 1 and kinds[0] in LOSSES:
+        draft.spec["algorithm"] |= LOSSES[kinds[0]]
+        draft.put("algorithm.labelSmoothing", values["label_smoothing"] if kinds == ["robust"] else None)
+    elif kinds not in ([], ["nll"], ["kto"]):
+        draft.checks.append(f"there is no loss {', '.join(map(str, kinds))} here")
 
 
 def _optimizer(draft: Draft, values: Mapping[str, Any]) -> None:
@@ -147,10 +151,12 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
     if clip := values["reward_clip_range"]:
         draft.put("algorithm.rewards.clip", max(map(abs, clip)))
     if flag(values["use_vllm"]) and flag(values.get("vllm_importance_sampling_correction", in_loss)):
-        most = values["vllm_importance_sampling_clip_max"] or values["vllm_importance_sampling_cap"] or 3.0
-        mode = "Mask" if "mask" in str(values["vllm_importance_sampling_mode"] or "sequence_mask") else "Truncate"
-        draft.put("algorithm.rolloutCorrection", {"mode": mode, "cap": most})
-        draft.checks.append("rolloutCorrection weighs tokens, not whole responses")
+        level, mode = str(values["vllm_importance_sampling_mode"] or "sequence_mask").split("_")
+        low, high = (values[f"vllm_importance_sampling_{bound}"] for bound in ("clip_min", "clip_max"))
+        high = high or values["vllm_importance_sampling_cap"] or 3.0
+        mode = "Mask" if mode == "mask" else "Clip" if low else "Truncate"
+        low = low or (1e-9 if mode == "Mask" else None)  # TRL masks large ratios only
+        several.correction(draft, level=level.capitalize(), mode=mode, low=low, high=high)
 
 
 def _reward(draft: Draft, values: Mapping[str, Any]) -> None:

@@ -9,9 +9,12 @@ from rlhf_importers.scalars import UNKNOWN, scalar
 from rlhf_importers.shell import call, only_document
 from rlhf_importers.table import OPTION_VALUES, Change, Draft, NoCounterpartError, flag, flat, one_of, uri_of
 
-ESTIMATORS, KL, AGGREGATIONS = (OPTION_VALUES["verl"][name] for name in ("estimators", "kl", "aggregations"))
+ESTIMATORS, KL, AGGREGATIONS, REJECTIONS = (
+    OPTION_VALUES["verl"][name] for name in ("estimators", "kl", "aggregations", "rejections")
+)
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}." for part in ("actor", "rollout", "ref", "model"))
 CHANGES: Mapping[str, Change] = {"aggregation": one_of(AGGREGATIONS), "below_one": lambda bound: min(bound, 0.99)}
+CORRECTIONS = ("is", "is_threshold", "is_batch_normalize", "rs", "rs_threshold", "token_veto_threshold")
 KL_CTRL, OVERLONG = "algorithm.kl_ctrl.", "reward.reward_kwargs.overlong_buffer_cfg."
 
 
@@ -110,14 +113,28 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
         several.whole_responses(draft)
     elif mode != "vanilla":
         draft.checks.append(f"there is no policy loss {mode} here; the usual clipped loss is used")
-    if values["algorithm.rollout_correction.rollout_is"] == "token":
-        low, _, cap = str(values["algorithm.rollout_correction.rollout_is_threshold"]).rpartition("_")
-        draft.put("algorithm.rolloutCorrection", {"mode": "Mask" if low else "Truncate", "cap": float(cap)})
-        if low:
-            draft.checks.append(f"rolloutCorrection leaves out weights below 1 / {cap}, not below {low}")
+    _correction(draft, {key: values[f"algorithm.rollout_correction.rollout_{key}"] for key in CORRECTIONS})
     if flag(values[OVERLONG + "enable"]):
         penalty = {"bufferTokens": values[OVERLONG + "len"], "coefficient": values[OVERLONG + "penalty_factor"]}
         draft.put("algorithm.rewards.overlongPenalty", penalty)
+
+
+def _correction(draft: Draft, values: Mapping[str, Any]) -> None:
+    """Set the importance weights: by verl's weights or, without them, by its rejection of tokens or responses."""
+    rejects, options = values["rs"], {"normalize": flag(values["is_batch_normalize"]) or None}
+    options["veto"] = values["token_veto_threshold"]
+    if values["is"]:
+        low, _, high = str(values["is_threshold"]).rpartition("_")
+        mode = "Mask" if low else "Truncate"
+        several.correction(draft, level=str(values["is"]).capitalize(), mode=mode, low=low, high=high, **options)
+    elif level := REJECTIONS.get(str(rejects)):
+        low, _, high = str(values["rs_threshold"]).rpartition("_")  # of the generator's probability over the trainer's
+        bounds = {"low": 1 / float(high), "high": 1 / float(low) if low else high}
+        several.correction(draft, level=level, mode="Mask", **bounds, **options)
+        draft.checks.append("rolloutCorrection weighs what is kept by its ratio, too; verl's rollout_rs alone does not")
+        rejects = None
+    if rejects:
+        draft.checks.append(f"rolloutCorrection has one pair of bounds: rollout_rs {rejects} is left out")
 
 
 def _data(draft: Draft, values: Mapping[str, Any]) -> None:

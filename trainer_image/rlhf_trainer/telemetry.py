@@ -221,6 +221,15 @@ def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds
     return {"mfu": done / could} if could else {}
 
 
+def effective_share(record: Mapping[str, float]) -> dict[str, float]:
+    """Return `correction/effective_size`, mean(w)^2 / mean(w^2) of importance weights w (Kong 1992); {} without them.
+
+    It is 1 where all weights are equal, and k / n where k of n are equal and the others 0.
+    """
+    mean, square = record.get("correction/weight"), record.get("correction/squared_weight")
+    return {"correction/effective_size": mean**2 / square} if mean is not None and square else {}
+
+
 def slots_of(spans: Iterable[Span]) -> set[tuple[str, int]]:
     """Return (pool, rank) of each rank with a timed activity; the client of external servers is in pool `ENDPOINTS`."""
     return {(span.pool, span.rank) for span in spans if span.phase != CONTROLLER}

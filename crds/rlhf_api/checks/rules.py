@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.checks.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
+from rlhf_api.checks.log_prob_rules import STALE, corrections, log_probs
 from rlhf_api.checks.parallel_rules import experts_of_actor, sizes_of_generation
 from rlhf_api.checks.rule import NAME, Rule, algorithm
 from rlhf_api.expressions import Expression, Field
@@ -88,7 +89,6 @@ REFERENCE_IS_ACTOR = Field("models.actor.lora").is_given & (
     ~Field("models.reference").is_given | reduce(operator.and_, SAME_SOURCE)
 )
 ROLLOUT_POOLS = Field("placement.pools").where(Field("models", "one").contains("rollout")).size()
-STALE = Field("rollout.maxStaleness") > 0
 ELSEWHERE = Field("rollout.endpoints").is_given
 APART = (ROLLOUT_POOLS > 0) | ((MODE == "Auto") & STALE) | ELSEWHERE
 OF_OWN_ENGINES = ("tensorParallel", "pipelineParallel", "gpuMemoryUtilization", "partial")
@@ -217,26 +217,6 @@ def _sampling() -> Iterator[Rule]:
     yield from sizes_of_generation(unless=mapped | APART)
 
 
-def _old_log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
-    path, by_generator = "training.oldLogProbs", Field("training.oldLogProbs") == "Generator"
-    read = algorithm(lambda each: issubclass(each, PolicyGradient))
-    yield Rule(path, (Field(path) == "Auto") | read, "is {value}, but {name} reads none")
-    corrected, weighs = Field("algorithm.rolloutCorrection").is_given, "weighs tokens by the generator's probabilities"
-    for field, is_set, is_weighed, what in (
-        (path, by_generator, False, "is Generator, which gives them"),
-        ("algorithm.rolloutCorrection", corrected, True, f"{weighs}, which are the model's"),
-        ("rollout.maxStaleness", STALE & read, True, f"is {{value}}, and {weighs}, which are the model's"),
-    ):
-        # weights undo minResponseTokens, which vLLM has no parameter for: it divides probabilities by 1 - p(end)
-        restrictions = rollout.sampling_restrictions().items()
-        neutral = {to_camel(name): each.neutral for name, each in restrictions if each.parameter or not is_weighed}
-        sampled = reduce(operator.and_, (Field(f"rollout.{name}") == value for name, value in neutral.items()))
-        *words, last = (f"{name} {value:g}" for name, value in neutral.items())
-        yield Rule(field, is_set.implies(sampled), f"{what} only with {', '.join(words)} and {last}")
-    message = "compares them with the generator's, but training.oldLogProbs is Generator"
-    yield Rule("algorithm.rolloutCorrection", by_generator.implies(~corrected), message)
-
-
 def _compares() -> Expression:
     compares = algorithm(lambda each: each.comparing == {})
     for name, each in ALGORITHMS.items():
@@ -350,7 +330,7 @@ def _apart() -> Iterator[Rule]:
 
 
 PARTS = (
-    *(_models, _shapes, experts_of_actor, _algorithm, _batches, _sampling, _old_log_probs),
+    *(_models, _shapes, experts_of_actor, _algorithm, _batches, _sampling, log_probs, corrections),
     *(_lengths, _pretraining, _placement, _apart, user_code, pods),
 )
 RULES = tuple(rule for part in PARTS for rule in part())

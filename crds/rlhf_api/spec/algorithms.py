@@ -18,7 +18,8 @@ from rlhf_api.problems import choice
 Estimator = Literal["K1", "K2", "K3"]
 Aggregation = Literal["TokenMean", "SequenceMean", "FixedLength"]
 Ratio = Literal["Token", "Sequence"]
-CorrectionMode = Literal["Truncate", "Mask"]
+CorrectionLevel = Literal["Token", "Sequence", "Geometric"]
+CorrectionMode = Literal["Truncate", "Mask", "Clip"]
 MIN_MULTIPLIER = 1e-6
 """Smallest Lagrange multiplier of the cost (`Constrained`); a smaller one could hardly grow again."""
 RESPONSE_COLUMNS = frozenset({"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"})
@@ -157,8 +158,12 @@ class Algorithm(Spec):
 class Preference(Algorithm):
     """Base of algorithms whose actor learns from pairs of responses, or from responses with a label."""
 
+    implicit_rewards: ClassVar[Callable[..., Any]]
+    """Implicit rewards of one side of pairs: a pure method of log_ratios to the reference, if any, and of tokens."""
     losses: ClassVar[Callable[..., Any]]
-    """Loss of each response with a label, [B]: a pure method of log_ratios, desirable and reference_point, all [B]."""
+    """Loss of each row, [B]: a pure method. Of pairs: of the rewards of the chosen and the rejected responses, and a
+    function log_sigmoid. Of responses with a label: of log_ratios, desirable and reference_point. All are [B].
+    """
 
     beta: float = Field(0.1, gt=0, description="Strength (beta) by which the loss keeps the actor near the reference.")
 
@@ -232,11 +237,28 @@ class RewardShaping(Spec):
 
 
 class RolloutCorrection(Spec):
-    """Importance weights of tokens that the generator drew with another probability than the trainer gives them."""
+    """Importance weights of what the generator drew with another probability than the trainer gives it."""
 
+    level: CorrectionLevel = "Token"
+    """Unit of a weight, the trainer's probability over the generator's. Token: each token. Sequence: the response, the
+    product of its tokens' weights. Geometric: their geometric mean, which does not depend on the length.
+    """
     mode: CorrectionMode = "Truncate"
-    """Truncate: weights above the cap become the cap. Mask: tokens with a weight beyond the cap are left out."""
-    cap: float = Field(2.0, gt=1, description="Largest weight of a token; Mask also leaves out weights below 1 / cap.")
+    """Truncate: weights above `high` become `high`. Clip: weights below `low` also become `low`. Mask: weights outside
+    low .. high become 0, so nothing is learned from them.
+    """
+    low: float | None = Field(None, gt=0, lt=1, description="Smallest weight of Clip and Mask; unset is 1 / high.")
+    high: float | None = Field(None, gt=1, description="Largest weight; unset is 2, with Geometric 1.001.")
+    cap: float | None = Field(None, gt=1, description="Older name of `high`.")
+    veto: float | None = Field(None, gt=0, lt=1)
+    """Smallest ratio of a single token: a response with a smaller one gets weight 0. Unset: no veto."""
+    normalize: bool = Field(False, description="Divide the weights by their mean over the step's tokens or responses.")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Smallest and largest weight, with the defaults filled in; 0 without a smallest one."""
+        high = self.high or self.cap or (1.001 if self.level == "Geometric" else 2.0)
+        return (0.0 if self.mode == "Truncate" else self.low or 1.0 / high), high
 
 
 class PolicyGradient(Algorithm):
@@ -269,7 +291,7 @@ class PolicyGradient(Algorithm):
     kl: KL = Field(KL(), description="The penalty that keeps the actor near the reference.")
     rewards: RewardShaping = Field(RewardShaping(), description="Changes to a reward before the advantages use it.")
     rollout_correction: RolloutCorrection | None = None
-    """Weights of tokens: the trainer's probability over the generator's. Unset: none or, with rollout.maxStaleness
+    """Importance weights: the trainer's probability over the generator's. Unset: none or, with rollout.maxStaleness
     above 0, the defaults."""
 
     @classmethod

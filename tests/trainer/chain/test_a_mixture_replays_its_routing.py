@@ -65,7 +65,7 @@ def test_a_mixture_learns_with_its_generators_experts(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stale_streamed_rows_of_an_adapter_are_replayed_after_a_resume(tmp_path: Path) -> None:
+def test_stale_rows_of_an_adapter_are_replayed_after_a_resume(tmp_path: Path) -> None:
     """The generator works ahead in a pool of its own, its rows are scored as they end, and a second run goes on."""
     model = save_tiny(tmp_path / "model", seed=1, config=FAMILIES["Qwen3-MoE"])
     made = grpo("ahead", model, maxStaleness=1, stream=True)

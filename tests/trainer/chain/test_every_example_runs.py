@@ -33,6 +33,8 @@ POLICY = ALWAYS | {"kl/reference", "kl/rollout", "ratio/first_max_deviation", "l
 OF = {
     "CostModel": {"loss/cost_model", "accuracy/pairs", "accuracy/safety"},
     "DPO": {"loss/dpo", "accuracy/pairs", "margin/pairs"},
+    "ORPO": {"loss/orpo", "accuracy/pairs", "margin/pairs"},
+    "SimPO": {"loss/simpo", "accuracy/pairs", "margin/pairs"},
     "GRPO": POLICY | {"groups/with_signal"},
     "KTO": {"loss/kto", "kl/mismatched", "implicit_reward/desirable", "implicit_reward/undesirable"},
     "OnlineDPO": ALWAYS | {"loss/dpo", "margin/pairs", "groups/with_signal"},

@@ -16,7 +16,6 @@ from rlhf_trainer.ops.losses import (
     kl_loss,
     pair_loss,
     policy_loss,
-    rollout_weights,
     sft_loss,
     sign_loss,
     value_loss,
@@ -208,14 +207,6 @@ def test_a_responses_ratio_is_its_tokens_geometric_mean() -> None:
     assert found.loss.item() == pytest.approx(-(3.0 * 1.0 + 5.0 * 1.2) / 2)
     assert gradient.tolist() == [pytest.approx([-0.75, -0.75, 0.0]), [0.0, 0.0, 0.0]]  # 3 * 1 / 2 tokens / 2 responses
     assert found.clipped_tokens.item() == 2.0
-
-
-def test_rollout_weights_by_hand() -> None:
-    ratio, mask = torch.tensor([[0.4, 0.5, 1.3, 2.0, 5.0, math.nan]]), torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 0.0]])
-    truncated = rollout_weights(ratio, mask, mode="Truncate", cap=2.0)
-    assert_close(truncated, torch.tensor([[0.4, 0.5, 1.3, 2.0, 2.0, 0.0]]))
-    masked = rollout_weights(ratio, mask, mode="Mask", cap=2.0)
-    assert_close(masked, torch.tensor([[0.0, 0.5, 1.3, 2.0, 0.0, 0.0]]))
 
 
 def test_weights_multiply_what_a_token_adds() -> None:

@@ -8,7 +8,8 @@ import torch
 from beartype import beartype
 from jaxtyping import TypeCheckError, jaxtyped
 
-from rlhf_trainer.ops import advantages, aggregation, kl, losses, masks, values
+from rlhf_api.spec.algorithms import RolloutCorrection
+from rlhf_trainer.ops import advantages, aggregation, kl, losses, masks, rollout_correction, values
 
 X = torch.rand(2, 3)
 ROW = torch.rand(2)
@@ -36,7 +37,12 @@ CASES: dict[str, Case] = {
         (X, X, X, X),
         {"clip_ranges": (0.2, 0.2), "ratio": "Token", "weights": None, "aggregation": "TokenMean", "normalizer": 1},
     ),
-    "rollout_weights": (losses.rollout_weights, (X, X), {"mode": "Mask", "cap": 2.0}),
+    "correct_rollout": (
+        rollout_correction.correct_rollout,
+        (X, X),
+        {"correction": RolloutCorrection(level="Sequence", mode="Mask", veto=0.1)},
+    ),
+    "response_quarters": (rollout_correction.response_quarters, (X,), {}),
     "aggregate": (aggregation.aggregate, (X, X), {"aggregation": "SequenceMean", "normalizer": 1}),
     "weight_of": (aggregation.weight_of, (X,), {"aggregation": "FixedLength", "max_tokens": 3}),
     "has_signal": (advantages.has_signal, (ROW, ROW > 0), {"group_size": 2}),

@@ -92,6 +92,40 @@ def test_an_unfinished_line_takes_no_other_with_it(folder: Path) -> None:
     assert (torn, [json.loads(line)["row"] for line in whole]) == ('{"step": 1, "row": 0, "prom', [0, 1, 2, 3])
 
 
+def keep_mismatched(job: Job, folder: Path, file: str) -> None:
+    """Keep the rows of a step whose generator and trainer differ more, the later the row and the token."""
+    batch = with_columns(batch_here(1))
+    mask = batch["response_mask"] * batch["valid"][:, None]
+    trainers = torch.full_like(mask, -1.0)
+    far = torch.arange(WIDTH) + WIDTH * batch.rows[:, None].float()
+    fields = {
+        "response_mask": mask,
+        "old_log_probs": trainers,
+        "rollout_log_probs": torch.where(mask > 0, trainers - 0.01 * far, 99.0),
+    }
+    scored = batch.with_fields({**fields, "scores": batch["valid"], "policy_version": mask})
+    RolloutKeeper(setting(job, folder, "actor"), file=file).keep(scored)
+
+
+def test_the_worst_tokens_of_a_step_are_told_with_their_rows(folder: Path) -> None:
+    job = job_with(folder, SUM, "rollout.keep=1e-9")
+    found = []
+    for ranks in (1, 2):
+        file = folder / f"worst-{ranks}.jsonl"
+        run_kept_ranks(ranks, keep_mismatched, job, folder, str(file))
+        found.append(sorted((json.loads(line) for line in file.read_text().splitlines()), key=lambda row: row["row"]))
+    one, other = found
+    assert one == other, "the rows are the same on any number of ranks"
+    tokens = [each for row in reversed(one) for each in row["worst_tokens"]]
+    assert len(tokens) == 10, "of all rows together, though no prompt is in the kept share"
+    assert one[-1]["row"] == ROWS - 2, "the last row that is not padding"
+    assert [each["position"] for each in one[-1]["worst_tokens"]] == list(range(WIDTH - PROMPT))[::-1][:10]
+    gaps = [each["log_prob"] - each["generator_log_prob"] for each in tokens]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[0] == pytest.approx(0.01 * (WIDTH * (ROWS - 1) - 1), rel=1e-3)
+    assert all(each["token"] for each in tokens)
+
+
 def test_a_job_that_keeps_none_has_no_more_calls(folder: Path) -> None:
     plain, keeping = job_with(folder, SUM), job_with(folder, SUM, "rollout.keep=0.1")
     added = [

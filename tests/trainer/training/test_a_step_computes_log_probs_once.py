@@ -81,6 +81,27 @@ def test_several_updates_and_a_penalty_in_the_reward_need_a_pass(tmp_path: Path)
     assert measured(GRPO, "helpful-grpo", tmp_path, in_reward)[1] == 2
 
 
+def test_a_gate_and_a_mean_of_weights_need_a_pass(tmp_path: Path) -> None:
+    gate = "watch.mismatch={{kl: {}, action: SkipUpdate}}"
+    (shut, _), count, _ = measured(GRPO, "helpful-grpo", tmp_path, [ONE_UPDATE, gate.format(1e-6)])
+    assert (count, shut["skipped_updates/mismatch"]) == (2, 1.0)
+    assert not any(name.startswith(("grad_norm/", "loss/")) for name in shut), "the actor is not updated"
+    (open_, _), _, _ = measured(GRPO, "helpful-grpo", tmp_path, [ONE_UPDATE, gate.format(1e6)])
+    assert open_["skipped_updates/mismatch"] == 0.0
+    assert open_["grad_norm/policy"] > 0.0
+    normalized = [ONE_UPDATE, "algorithm.rolloutCorrection={high: 1.5, normalize: true}"]
+    assert measured(GRPO, "helpful-grpo", tmp_path, normalized)[1] == 2
+
+
+def test_the_mismatch_is_measured_by_estimator_and_by_quarter(tmp_path: Path) -> None:
+    (record, _), _, _ = measured(GRPO, "helpful-grpo", tmp_path, [TRUNCATED])
+    quarters = [record[f"kl/rollout_quarter_{number}"] for number in (1, 2, 3, 4)]
+    assert min(quarters) < record["kl/rollout"] < max(quarters)
+    assert 0.0 < record["kl/rollout_k2"] != record["kl/rollout"]
+    assert record["correction/vetoed"] == 0.0
+    assert 0.0 < record["correction/weight"] ** 2 <= record["correction/squared_weight"]
+
+
 def test_the_generators_log_probs_are_taken_where_asked(tmp_path: Path) -> None:
     overrides = ["training.oldLogProbs=Generator", "algorithm.kl.applyTo=Reward"]
     (first, _), count, warned = measured(GRPO, "helpful-grpo", tmp_path, overrides)

@@ -116,7 +116,14 @@ DAPO = {
     "rolloutCorrection": {"mode": "Mask"},
     "kl": {"estimator": "K2"},
 }
-GSPO = {"name": "GRPO", "ratio": "Sequence", "clipRange": 3e-4, "clipRangeHigh": 4e-4}
+GSPO = {
+    "name": "GRPO",
+    "ratio": "Sequence",
+    "clipRange": 3e-4,
+    "clipRangeHigh": 4e-4,
+    "rolloutCorrection": {"level": "Sequence", "mode": "Clip", "low": 0.2, "high": 4.0, "veto": 0.2, "normalize": True},
+}
+ROBUST = {"name": "OnlineDPO", "loss": "Robust", "labelSmoothing": 0.1, "lengthNormalized": True}
 RL = {"totalSteps": 4, "promptBatchSize": 4}
 GROUPS = {"training": RL, "rollout": {"samplesPerPrompt": 2}}
 SPECS: dict[str, dict[str, Any]] = {
@@ -128,7 +135,9 @@ SPECS: dict[str, dict[str, Any]] = {
     "CostModel": {"algorithm": {"name": "CostModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "DPO": {"algorithm": {"name": "DPO"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "KTO": {"algorithm": {"name": "KTO", "undesirableWeight": 2.0}, "training": {"totalSteps": 4, "batchSize": ROWS}},
-    "OnlineDPO": {"algorithm": {"name": "OnlineDPO"}, **GROUPS},
+    "SimPO": {"algorithm": {"name": "SimPO"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
+    "ORPO": {"algorithm": {"name": "ORPO"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
+    "OnlineDPO": {"algorithm": ROBUST, **GROUPS},
     "PPO-ptx": {"algorithm": {**PPO, "pretrainCoefficient": 2.0}, "training": {**RL, "promptBatchSize": ROWS}},
     "SafeRLHF": {"algorithm": {"name": "SafeRLHF"}, "training": {**RL, "promptBatchSize": ROWS}},
     "PPO": {"algorithm": PPO, "training": {**RL, "promptBatchSize": ROWS}},
@@ -136,6 +145,7 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 TRAINED = dict.fromkeys(("PPO", "SafeRLHF"), ("actor", "critic"))
 FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {"SafeRLHF": ("reward", "cost")}
+PAIRS = ("RewardModel", "CostModel", "DPO", "SimPO", "ORPO", "OnlineDPO")
 FINDS_VALUES = "PPO critic that finds the values"
 CASES: dict[str, tuple[str, Role, type, str]] = {
     "SFT": ("SFT", "actor", SupervisedActorWorker, "update_actor"),
@@ -146,6 +156,8 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "RLOO actor": ("RLOO", "actor", ActorWorker, "update_actor"),
     "cost model": ("CostModel", "cost", CostTrainer, "update_cost"),
     "DPO actor": ("DPO", "actor", PreferenceActorWorker, "update_actor"),
+    "SimPO actor": ("SimPO", "actor", PreferenceActorWorker, "update_actor"),
+    "ORPO actor": ("ORPO", "actor", PreferenceActorWorker, "update_actor"),
     "KTO actor": ("KTO", "actor", LabelledActorWorker, "update_actor"),
     "online DPO actor": ("OnlineDPO", "actor", OnlinePreferenceActorWorker, "update_actor"),
     "PPO-ptx actor": ("PPO-ptx", "actor", ActorWorker, "update_actor"),
@@ -154,7 +166,10 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "PPO critic": ("PPO", "critic", CriticWorker, "update_critic"),
     FINDS_VALUES: ("PPO", "critic", CriticWorker, "update_critic"),
 }
-ALIKE = ("DAPO actor", "GSPO actor", "RLOO actor", "cost model", "online DPO actor", "PPO-ptx report")
+ALIKE = (
+    *("DAPO actor", "GSPO actor", "RLOO actor", "cost model", "SimPO actor", "ORPO actor"),
+    *("online DPO actor", "PPO-ptx report"),
+)
 """Slow cases, whose worker and method another case has, too."""
 WARM_UP: dict[str, tuple[str, Role, type, str]] = {
     "actor that waits": ("warm-up", "actor", ActorWorker, "update_actor"),
@@ -194,7 +209,7 @@ def worker_of(
     arguments |= {"values_by_update": True} if case == FINDS_VALUES else {}
     setting = WorkerSetting(job=made, role=role, model=made.models()[role], folder=folder, total_steps=4, layout=layout)
     worker = worker_class(setting, **arguments)
-    fields = pairs(extra) if name in ("RewardModel", "CostModel", "DPO", "OnlineDPO") else sequences(1, extra)
+    fields = pairs(extra) if name in PAIRS else sequences(1, extra)
     fields = labelled(extra) if name == "KTO" else fields
     if algorithm == "PPO-ptx":
         text = sequences(7, 2 * extra)
@@ -203,6 +218,8 @@ def worker_of(
     rows = THREE_D_PROTO.distribute(layout, ROWS)[dist.get_rank()]
     if name == "GRPO":
         fields["response_mask"][5] = 0.0  # a response that dynamic sampling leaves out
+    if name in ("SimPO", "ORPO"):
+        del fields["ref_chosen"], fields["ref_rejected"]
     reads = transfers_of(worker_class, {"setting": setting, **arguments})[method].fields_read(fields)
     here = {name: fields[name][rows.start : rows.stop] for name in reads}
 

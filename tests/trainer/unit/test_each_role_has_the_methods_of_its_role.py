@@ -44,6 +44,7 @@ METHODS: Mapping[str, Mapping[str, set[str]]] = {
     "RewardModel": {"reward": SAVED | {"update_reward", "evaluate_pairs"}},
     "CostModel": {"cost": SAVED | {"update_cost", "evaluate_pairs"}},
     "DPO": {"actor": SAVED | OWN_REFERENCE | {"update_actor", "evaluate_pairs"}, "reference": REFERENCE},
+    **{each: {"actor": SAVED | OWN_REFERENCE | {"update_actor", "evaluate_pairs"}} for each in ("SimPO", "ORPO")},
     "KTO": {
         "actor": SAVED | OWN_REFERENCE | {"compute_reference_point", "update_actor", "evaluate_completions"},
         "reference": REFERENCE,

@@ -9,6 +9,7 @@ from rlhf_trainer.telemetry import (
     Recorder,
     Span,
     covered,
+    effective_share,
     idle_shares,
     merge,
     phase_seconds,
@@ -107,3 +108,13 @@ def test_idle_shares_are_of_the_generating_and_actor_pools() -> None:
     ]
     assert idle_shares(record, [*trains, *generates]) == {"rollout_idle": 0.75, "trainer_idle": 0.25}
     assert idle_shares(record, trains) == {}, "not of a job without a rollout pool"
+
+
+def test_the_effective_share_is_that_of_equal_weights() -> None:
+    half = {"correction/weight": 0.5, "correction/squared_weight": 0.5}  # half of the weights are 1, the others 0
+    assert effective_share(half) == {"correction/effective_size": 0.5}
+    assert (
+        effective_share({"correction/weight": 3.0, "correction/squared_weight": 9.0})["correction/effective_size"]
+        == 1.0
+    )
+    assert effective_share({"correction/weight": 0.0, "correction/squared_weight": 0.0}) == effective_share({}) == {}

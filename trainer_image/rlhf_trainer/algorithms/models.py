@@ -17,6 +17,9 @@ else:
 Whiten: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Function (values, mask) [B, T] -> the values with mean 0 and variance 1 over the tokens of all ranks."""
 
+LogSigmoid: TypeAlias = Callable[[Tensor], Tensor]
+"""Function x -> log sigmoid(x), by element, without overflow."""
+
 
 class Rows(Protocol):
     """Batch with the operations that the step of an algorithm may use."""

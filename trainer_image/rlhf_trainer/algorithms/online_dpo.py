@@ -1,17 +1,17 @@
 """Online iterative DPO (RLHF Workflow, Dong et al., arXiv:2405.07863, section 3).
 
-Sample n responses to each prompt, score them, and learn from the best against the worst by DPO's loss.
+Sample n responses to each prompt, score them, and learn from the best against the worst by one of DPO's losses.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.spec.algorithms import Preference
+from rlhf_trainer.algorithms.dpo import PairLosses
 from rlhf_trainer.algorithms.models import B, OnlinePreferenceActor, PairReference, Pairs, Reward
 
 
-class OnlineDPO(Preference):
+class OnlineDPO(PairLosses):
     paper, comparing = "arXiv:2405.07863", {}
     name: Annotated[Literal["OnlineDPO"], Field(description="DPO on the best and the worst response to each prompt.")]
 

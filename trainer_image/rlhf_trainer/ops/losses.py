@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_api.spec.algorithms import Aggregation, CorrectionMode, Estimator, Ratio
+from rlhf_api.spec.algorithms import Aggregation, Estimator, Ratio
 from rlhf_trainer.ops.aggregation import aggregate
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_mean, masked_sum
@@ -47,7 +47,8 @@ def policy_loss(
     r = exp(log_probs - old_log_probs);  L = weight * min(r * A, clip(r, 1 - low, 1 + high) * A)
 
     clip_ranges: (low, high); they differ in DAPO (arXiv:2503.14476, eq. 8). ratio "Sequence": r is the geometric mean
-    of the response's ratios (GSPO, arXiv:2507.18071, eq. 7). weights: constants, such as `rollout_weights`; None is 1.
+    of the response's ratios (GSPO, arXiv:2507.18071, eq. 7). weights: constants, such as those of
+    `correct_rollout`; None is 1.
     objective: replaces min(r A, clip(r) A); a function of log_probs, old_log_probs, weight * A and the mask, [B, T] as
     they are. The first three are 0 outside the mask.
     """
@@ -69,20 +70,6 @@ def policy_loss(
         clipped_tokens=masked_sum((clipped < unclipped).to(mask.dtype), mask),
         max_ratio_deviation=torch.cat([deviation.flatten(), deviation.new_zeros(1)]).max(),
     )
-
-
-def rollout_weights(
-    ratio: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, mode: CorrectionMode, cap: float
-) -> Float[Tensor, "B T"]:
-    """Return importance weights of tokens that the generator drew and the trainer learns from; 0 outside the mask.
-
-    ratio: trainer's / generator's probability of each token. Truncate: min(ratio, cap) (Yao et al., "Your efficient RL
-    framework secretly brings you off-policy RL training", 2025). Mask: ratio within 1 / cap .. cap, else 0 (IcePop).
-    """
-    ratio = keep(ratio, mask)
-    if mode == "Truncate":
-        return ratio.clamp(max=cap)
-    return torch.where((ratio >= 1.0 / cap) & (ratio <= cap), ratio, 0.0)
 
 
 def value_loss(

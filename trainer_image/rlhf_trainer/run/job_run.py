@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.algorithms import ActorCritic
-from rlhf_api.spec.watch import react
+from rlhf_api.spec.watch import MismatchGate, react
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.run.step_models import Handle, Rows
 from rlhf_trainer.telemetry import (
@@ -24,6 +24,7 @@ from rlhf_trainer.telemetry import (
     Report,
     Span,
     StepReport,
+    effective_share,
     idle_shares,
     merge,
     phase_seconds,
@@ -165,7 +166,7 @@ def run_job(
         seconds = spent + time.monotonic() - started
         return {"model": saves and saves[0], "seconds": round(seconds, 1), "evaluation": evaluation.state()}
 
-    watch, lookahead = SignalWatch(job), Lookahead(job, runtime, first_step=done + 1, total_steps=total_steps)
+    watch, lookahead = StepWatch(job), Lookahead(job, runtime, first_step=done + 1, total_steps=total_steps)
     reporter.say(*warmup_sentences(job, total_steps))
     reporter.begin(first_step=done + 1, total_steps=total_steps)
     every = job.spec.evaluation.every_steps if job.spec.evaluation else None
@@ -194,14 +195,21 @@ def run_job(
     return {"steps": total_steps, "seconds": state()["seconds"], **told, **best, **measured}
 
 
-class SignalWatch:
-    """Watch for steps in a row without anything to learn (`spec.watch.noSignal`)."""
+class StepWatch:
+    """Watch for what a step shows without an error: `spec.watch.mismatch` and `spec.watch.noSignal`."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._steps = job, 0
 
     def look(self, report: StepReport) -> StepReport:
-        """Return the report, with a warning after 3, 6, 12 ... steps without a signal; SpecError if it is to fail."""
+        """Return the report with the warnings of a step; SpecError if it is to fail.
+
+        Steps in a row without a signal are told of after 3, 6, 12 ... of them.
+        """
+        if gate := self._job.spec.watch.mismatch:
+            sentences = mismatch_sentences(report.record, gate)
+            found = react(gate.action, f"{self._job.name}: spec.watch.mismatch", sentences)
+            report = replace(report, warnings=[*report.warnings, *found])
         cause = cause_of(report.record, self._job) if self._job.trained() else ""
         self._steps = self._steps + 1 if cause else 0
         if self._steps % 3 or (self._steps // 3).bit_count() != 1:
@@ -210,6 +218,15 @@ class SignalWatch:
         sentence = f"no signal in {self._steps} steps in a row: {cause}{shown}"
         found = react(self._job.spec.watch.no_signal, f"{self._job.name}: spec.watch.noSignal", [sentence])
         return replace(report, warnings=[*report.warnings, *found])
+
+
+def mismatch_sentences(record: Mapping[str, float], gate: MismatchGate) -> list[str]:
+    """Return a sentence if generator and trainer were farther apart in a step than the gate allows; else nothing."""
+    is_skipped, kl = record.get("skipped_updates/mismatch", 0.0) > 0, record.get("kl/rollout", 0.0)
+    if not (is_skipped if gate.stops_update else kl > gate.kl):
+        return []
+    sentence = f"KL between generator and trainer is {kl:.2g} a token, more than {gate.kl:g}"
+    return [sentence + ", so the actor was not updated" * is_skipped]
 
 
 def cause_of(record: Mapping[str, float], job: Job) -> str:
@@ -264,8 +281,9 @@ def report_of(number: int, began: float, reports: Sequence[Report]) -> StepRepor
     seconds = time.time() - began
     spans = [span for report in reports for span in report.spans]
     record = {"step": number, **merge(reports), **phase_seconds(spans, seconds), **slot_seconds(spans, seconds)}
-    record |= utilization(record, spans, seconds) | idle_shares(record, spans)
-    record.pop("peak_flops", None)
+    record |= utilization(record, spans, seconds) | idle_shares(record, spans) | effective_share(record)
+    for name in ("peak_flops", "correction/squared_weight"):
+        record.pop(name, None)
     if "tokens" in record:
         record["tokens_per_second"] = record.pop("tokens") / seconds
     finite = {name: value for name, value in record.items() if math.isfinite(value)}

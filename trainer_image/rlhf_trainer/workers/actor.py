@@ -13,8 +13,9 @@ from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.expert_rows import ROUTED
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.kl import kl_estimate
-from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
+from rlhf_trainer.ops.losses import kl_loss, policy_loss, sft_loss
 from rlhf_trainer.ops.masks import masked_sum
+from rlhf_trainer.ops.rollout_correction import correct_rollout, unit_weights
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import mini_batches
@@ -31,6 +32,7 @@ FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 UPDATE_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "advantages")
 FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", ROUTED, *PRETRAIN_FIELDS)
 
+WEIGHTS, SKIPPED = "rollout_weights", "skipped_updates/mismatch"
 Loss = Callable[[Likelihood, Fields], Tensor]
 
 
@@ -68,16 +70,32 @@ class ActorWorker(GeneratingActor):
         if batch.step < self._first_step:
             return
         training = self.setting.job.spec.training
+        rows = {name: batch[name] for name in (*UPDATE_FIELDS, *FIELDS_IF_THERE) if name in batch.fields}
+        if self._must_skip(rows):
+            return
+        if self._correction and "old_log_probs" in rows:
+            rows[WEIGHTS] = self._rollout_weights(rows["old_log_probs"], rows, self._correction)
         trained = (batch["response_mask"] > 0).any(1)  # neither padding nor left out by dynamic sampling
         with self.next_policy():
             batches = mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size)
             for number, chosen in enumerate(batches):
-                self._update(batch, chosen, is_first=number == 0)
+                fields = {name: field[chosen] for name, field in rows.items()}
+                self._update(fields, step=batch.step, is_first=number == 0)
 
-    def _update(self, batch: Batch, chosen: Tensor, *, is_first: bool) -> None:
-        """Make one optimizer step of the actor on the chosen rows of the batch (a mini-batch)."""
-        names = [name for name in (*UPDATE_FIELDS, *FIELDS_IF_THERE) if name in batch.fields]
-        fields = {name: batch[name][chosen] for name in names}
+    def _must_skip(self, rows: Fields) -> bool:
+        """Whether the step makes no update, as generator and trainer are too far apart (`spec.watch.mismatch`)."""
+        gate = self.setting.job.spec.watch.mismatch
+        if gate is None or not gate.stops_update:
+            return False
+        kl = kl_estimate(rows["rollout_log_probs"], rows["old_log_probs"], estimator="K3")
+        mask, mesh = rows["response_mask"], self.trainer.mesh
+        total, tokens = mesh.sum([masked_sum(kl, mask), mask.sum()])
+        is_beyond = not total <= gate.kl * tokens  # NaN is beyond
+        recorder.add(SKIPPED, float(is_beyond and mesh.coordinate("data") == 0))  # the record sums over the data axis
+        return is_beyond
+
+    def _update(self, fields: Fields, *, step: int, is_first: bool) -> None:
+        """Make one optimizer step of the actor on the rows of a mini-batch."""
         normalizer = self.trainer.mesh.sum([self._weight(fields["response_mask"])])[0]
         differences: list[Tensor] = []
 
@@ -90,7 +108,7 @@ class ActorWorker(GeneratingActor):
 
         term = self._with_pretraining(loss, fields) if self._pretrain else loss
         with self.routing_measured() if is_first and not self.has_scored else nullcontext():
-            norm = self.trainer.update(fields, self._texts_of, term, step=batch.step)
+            norm = self.trainer.update(fields, self._texts_of, term, step=step)
         recorder.maximum("grad_norm/policy", norm)
         if differences and self.has_scored:
             deviation = float(torch.stack(differences).max())  # only rounding should cause it
@@ -132,6 +150,9 @@ class ActorWorker(GeneratingActor):
         algorithm = self._algorithm
         mask, aggregation = micro["response_mask"], algorithm.aggregation
         old = micro["old_log_probs"] if "old_log_probs" in micro else found.log_probs.detach()
+        weights = micro.get(WEIGHTS)
+        if weights is None and self._correction:
+            weights = self._rollout_weights(old, micro, self._correction)
         policy = policy_loss(
             found.log_probs,
             old,
@@ -139,7 +160,7 @@ class ActorWorker(GeneratingActor):
             mask,
             clip_ranges=algorithm.clip_ranges,
             ratio=algorithm.resolved_ratio,
-            weights=self._rollout_weights(old, micro),
+            weights=weights,
             aggregation=aggregation,
             normalizer=normalizer,
             objective=self._own_objective(micro) if algorithm.objective else None,
@@ -182,14 +203,21 @@ class ActorWorker(GeneratingActor):
 
         return checked
 
-    def _rollout_weights(self, old: Tensor, micro: Fields) -> Tensor | None:
-        """Return each token's importance weight, trainer's over generator's probability; None if the job uses none."""
-        correction, mask = self._correction, micro["response_mask"]
-        if correction is None:
-            return None
-        ratio = torch.exp(old - micro["rollout_log_probs"])
-        weights = rollout_weights(ratio, mask, mode=correction.mode, cap=correction.cap)
-        recorder.mean("corrected_fraction", masked_sum((weights != ratio).to(mask.dtype), mask), mask.sum())
+    def _rollout_weights(self, old: Tensor, rows: Fields, correction: RolloutCorrection) -> Tensor:
+        """Return each token's importance weight, trainer's over generator's probability, and record measures of them.
+
+        With `normalize` a collective: rows are then those of the whole step.
+        """
+        mask = rows["response_mask"]
+        weights, bounded, vetoed = correct_rollout(old - rows["rollout_log_probs"], mask, correction=correction)
+        units = unit_weights(mask, correction.level)
+        recorder.mean("corrected_fraction", bounded.sum(), mask.sum())
+        recorder.mean("correction/vetoed", vetoed.sum(), (mask > 0).any(1).sum())
+        recorder.mean("correction/weight", (weights * units).sum(), units.sum())
+        recorder.mean("correction/squared_weight", (weights.double().square() * units).sum(), units.sum())
+        if correction.normalize:
+            total, count = self.trainer.mesh.sum([(weights * units).sum(), units.sum()])
+            weights = weights * (count / total if total > 0.0 else 1.0)
         return weights
 
     def _measure(self, log_probs: Tensor, micro: Fields) -> Tensor:

@@ -4,15 +4,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from rlhf_api.spec.algorithms import Estimator
 from rlhf_trainer.expert_rows import ROUTED
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_sum
+from rlhf_trainer.ops.rollout_correction import response_quarters
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
@@ -35,6 +37,7 @@ ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Largest KL per token between trainer and generator that rounding can explain, by compute type."""
 ROUTING_LIMIT = {torch.float32: 0.01, torch.bfloat16: 0.5}
 """Largest share of other experts by the same weights that rounding can explain, by compute type."""
+ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 OLD = ("old_log_probs",)
 SCORED_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "policy_version")
 OldLogProbs = Literal["Pass", "Update", "Generator"]
@@ -203,8 +206,13 @@ class GeneratingActor(ActorWithReference):
     def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
         """Record how far log-probabilities [b, T] are from the generator's; return (KL, tokens), float64 [2]."""
         mask, generators = fields["response_mask"], fields["rollout_log_probs"]
-        kl = masked_sum(kl_estimate(generators, log_probs, estimator="K3"), mask)
+        by_estimator = {each: kl_estimate(generators, log_probs, estimator=each) for each in ESTIMATORS}
+        kl = masked_sum(by_estimator["K3"], mask)
         recorder.mean("kl/rollout", kl, mask.sum())
+        for each in ("K1", "K2"):
+            recorder.mean(f"kl/rollout_{each.lower()}", masked_sum(by_estimator[each], mask), mask.sum())
+        for number, quarter in enumerate(response_quarters(mask), 1):
+            recorder.mean(f"kl/rollout_quarter_{number}", masked_sum(by_estimator["K3"], quarter), quarter.sum())
         recorder.maximum("ratio/rollout_max", keep(log_probs - generators, mask).exp().max())
         return torch.stack([kl.double(), mask.sum().double()])
 

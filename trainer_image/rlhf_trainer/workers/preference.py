@@ -1,13 +1,15 @@
-"""Actors that learn from pairs of responses (DPO, arXiv:2305.18290, eq. 7) or from labels (KTO, arXiv:2402.01306)."""
+"""Actors that learn from pairs of responses (DPO and its kin) or from labels (KTO, arXiv:2402.01306)."""
+
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, inf
+from torch.nn.functional import logsigmoid
 
 from rlhf_api.job import Job
 from rlhf_api.spec.algorithms import Preference
 from rlhf_trainer.data.loaders import LabelledLoader, PairLoader
 from rlhf_trainer.ops.advantages import SIGNAL
-from rlhf_trainer.ops.losses import pair_loss
 from rlhf_trainer.ops.masks import keep, masked_sum, row_sums
 from rlhf_trainer.protocols import DP_PROTO, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
@@ -18,11 +20,11 @@ from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, both_texts, log_probs_by, side_log_probs, text_of
 from rlhf_trainer.workers.generating_actor import GeneratingActor
-from rlhf_trainer.workers.reference import ActorWithReference
+from rlhf_trainer.workers.reference import PAIR_REFERENCE_FIELDS, ActorWithReference
 from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS
 
 CHOICE_FIELDS = (*TEXT_FIELDS, "finished", "scores", "valid")
-UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
+SIDES = ("chosen", "rejected")
 MISMATCHED_FIELDS = (*LabelledLoader.mismatched, "ref_mismatched", "valid")
 LABELLED_FIELDS = (*TEXT_FIELDS, "valid", "desirable", "ref_log_probs", "reference_point")
 
@@ -30,18 +32,17 @@ LABELLED_FIELDS = (*TEXT_FIELDS, "valid", "desirable", "ref_log_probs", "referen
 class PreferenceActorWorker(ActorWithReference):
     """One rank of an actor that learns from the data's pairs of a chosen and a rejected response."""
 
-    @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
+    @register(THREE_D_PROTO, reads=PairLoader.fields, reads_if_there=PAIR_REFERENCE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
         """Make one optimizer step on a batch of pairs."""
         recorder.add("tokens", float(batch["chosen_mask"].sum() + batch["rejected_mask"].sum()))
         learn(self.trainer, self.setting.job, batch)
 
-    @register(THREE_D_PROTO, reads=UPDATE_FIELDS)
+    @register(THREE_D_PROTO, reads=PairLoader.fields, reads_if_there=PAIR_REFERENCE_FIELDS)
     def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
         """Return (number of pairs whose chosen response has the higher implicit reward, number of pairs) of a rank."""
-        chosen, rejected = (
-            side_log_probs(self.trainer, batch, side) - batch[f"ref_{side}"] for side in ("chosen", "rejected")
-        )
+        log_probs = (side_log_probs(self.trainer, batch, side) for side in SIDES)
+        chosen, rejected = rewards_of_pairs(self.setting.job, log_probs, batch.fields)
         return float(((chosen > rejected) * batch["valid"]).sum()), float(batch["valid"].sum())
 
 
@@ -103,7 +104,7 @@ class OnlinePreferenceActorWorker(GeneratingActor):
             self.put_generator_to_sleep()
         return fields
 
-    @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
+    @register(THREE_D_PROTO, reads=PairLoader.fields, reads_if_there=PAIR_REFERENCE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
         """Make several epochs of mini-batch updates on the pairs that `PairChooser` formed."""
         with self.next_policy():
@@ -149,26 +150,38 @@ def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
     """Make the updates of a step on its pairs (the valid rows); no update if no prompt's responses differ."""
     training = job.spec.training
     pairs = training.mini_batch_size and training.mini_batch_size // job.spec.rollout.samples_per_prompt
+    names = [name for name in (*PairLoader.fields, *PAIR_REFERENCE_FIELDS) if name in batch.fields]
     with trainer.offloader.in_use(moments=True):
         for chosen in mini_batches(batch["valid"] > 0, batch, training, trainer.mesh, size=pairs):
-            _update(trainer, job, {name: batch[name][chosen] for name in UPDATE_FIELDS}, step=batch.step)
+            _update(trainer, job, {name: batch[name][chosen] for name in names}, step=batch.step)
+
+
+def rewards_of_pairs(job: Job, log_probs: Iterable[Tensor], rows: Fields) -> Iterator[Tensor]:
+    """Yield the implicit rewards [B] of the chosen and of the rejected responses, 0 on padding.
+
+    log_probs: sums over the tokens of each response, [B], of the two sides.
+    """
+    assert isinstance(job.spec.algorithm, Preference)
+    for side, sums in zip(SIDES, log_probs, strict=True):
+        tokens = rows[f"{side}_response_mask"].sum(1).clamp(min=1.0)
+        yield keep(job.spec.algorithm.implicit_rewards(sums - rows.get(f"ref_{side}", 0.0), tokens), rows["valid"])
 
 
 def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
-    """Make one optimizer step by the loss -log sigmoid(beta * (log-ratio of the chosen - that of the rejected))."""
-    assert isinstance(job.spec.algorithm, Preference)
-    beta, pairs = job.spec.algorithm.beta, trainer.mesh.sum([fields["valid"].sum()])[0]
+    """Make one optimizer step by the algorithm's loss of pairs."""
+    algorithm, pairs = job.spec.algorithm, trainer.mesh.sum([fields["valid"].sum()])[0]
+    assert isinstance(algorithm, Preference)
+    objective = algorithm.name.lower().removeprefix("online")
 
     def loss(found: Likelihood, micro: Fields) -> Tensor:
         mask = concatenate([micro["chosen_response_mask"], micro["rejected_response_mask"]])
-        chosen, rejected = row_sums(found.log_probs, mask).chunk(2)
-        chosen, rejected = beta * (chosen - micro["ref_chosen"]), beta * (rejected - micro["ref_rejected"])
-        share = pair_loss(chosen, rejected, micro["valid"], num_pairs=pairs)
+        chosen, rejected = rewards_of_pairs(job, row_sums(found.log_probs, mask).chunk(2), micro)
+        share: Tensor = (micro["valid"] * algorithm.losses(chosen, rejected, logsigmoid)).sum() / pairs
         here = micro["valid"].sum()
-        recorder.mean("loss/dpo", share.detach().double() * pairs, here)
+        recorder.mean(f"loss/{objective}", share.detach().double() * pairs, here)
         recorder.mean("accuracy/pairs", ((chosen > rejected) * micro["valid"]).sum(), here)
         recorder.mean("margin/pairs", ((chosen - rejected).detach() * micro["valid"]).sum(), here)
         return share
 
     norm = trainer.update(fields, both_texts, loss, step=step)
-    recorder.maximum("grad_norm/dpo", norm)
+    recorder.maximum(f"grad_norm/{objective}", norm)

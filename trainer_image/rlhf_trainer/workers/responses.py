@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from rlhf_api.spec.algorithms import RESPONSE_COLUMNS, Writing
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import EnvironmentProblem, NumericsError
 from rlhf_trainer.generation.vllm_engine import response_seed
 from rlhf_trainer.ops.advantages import SIGNAL
-from rlhf_trainer.ops.masks import row_sums
+from rlhf_trainer.ops.masks import keep, row_sums
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
@@ -33,7 +34,10 @@ from rlhf_trainer.workers.samples import from_bytes, sample_of, turns_of
 FILE = "responses.jsonl"
 WRITTEN_FIELDS = (*TEXT_FIELDS, "finished", "raw_prompts")
 KEPT_FIELDS = (*TEXT_FIELDS, "finished", "policy_version", "scores")
-KEPT_IF_THERE = ("advantages", "costs", "columns", "reward_parts", "turn_rewards")
+MISMATCH_FIELDS = ("old_log_probs", "rollout_log_probs")
+KEPT_IF_THERE = ("advantages", "costs", "columns", "reward_parts", "turn_rewards", *MISMATCH_FIELDS)
+WORST_TOKENS = 10
+"""Number of tokens of a step that are told for their mismatch between trainer and generator."""
 SEEDS = 2.0**56
 """Number of different results of `response_seed`."""
 Row = dict[str, Any]
@@ -145,13 +149,48 @@ class RolloutKeeper:
 
     @register(DP_PROTO, reads=KEPT_FIELDS, reads_if_there=KEPT_IF_THERE)
     def keep(self, batch: Batch) -> None:
-        """Add a line to the file for each response to the kept prompts, without rows that nothing is learned from."""
+        """Add a line to the file for each response to the kept prompts, without rows that nothing is learned from.
+
+        Rows with one of the step's worst tokens are kept, too: those whose probabilities differ most by the ratio.
+        """
         learned = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
-        kept = [self._row(batch, row) for row in learned if self._keeps(batch.step, batch.start + row)]
+        worst = self._worst_tokens(batch)
+        kept = [
+            self._row(batch, row) | ({"worst_tokens": worst[row]} if row in worst else {})
+            for row in learned
+            if row in worst or self._keeps(batch.step, batch.start + row)
+        ]
         if (rows := rows_on_first_rank(kept)) is not None:
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
             with disk_errors("rollouts", self._file), self._file.open("a", encoding="utf-8", errors="replace") as file:
                 file.writelines(["\n" * _is_torn(self._file), *lines])
+
+    def _worst_tokens(self, batch: Batch) -> dict[int, list[dict[str, Any]]]:
+        """Return row -> those of the step's worst tokens that lie in this rank's row, the worst first. A collective.
+
+        Empty if the batch has no old log-probabilities yet, or only the generator's own.
+        """
+        if not set(MISMATCH_FIELDS) <= batch.fields.keys():
+            return {}
+        old, generators = (batch[name] for name in MISMATCH_FIELDS)
+        ratios = keep(old - generators, batch["response_mask"])
+        own = ratios.abs().flatten().topk(min(WORST_TOKENS, ratios.numel()))
+        places = [(value, dist.get_rank(), place) for value, place in zip(*map(Tensor.tolist, own), strict=True)]
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, places)
+        found: dict[int, list[dict[str, Any]]] = {}
+        for value, rank, place in sorted((each for part in every for each in part), reverse=True)[:WORST_TOKENS]:
+            row, position = divmod(place, ratios.shape[1])
+            if value > 0.0 and rank == dist.get_rank():
+                found.setdefault(row, []).append(
+                    {
+                        "token": self._tokenizer.decode([int(batch["tokens"][row, position])]),
+                        "position": int((batch["response_mask"][row, :position] > 0).sum()),
+                        "log_prob": float(old[row, position]),
+                        "generator_log_prob": float(generators[row, position]),
+                    }
+                )
+        return found
 
     def _keeps(self, step: int, row: int) -> bool:
         """Whether the responses to a row's prompt are kept: the same choice on any number of ranks and on a resume."""

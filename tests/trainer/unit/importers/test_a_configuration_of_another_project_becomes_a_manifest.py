@@ -248,8 +248,66 @@ def test_a_trl_file_keeps_its_mathematics() -> None:
     assert draft.unknown == ["made_up"]
 
 
-def test_a_loss_that_is_not_here_is_said() -> None:
-    assert any("no loss ipo" in check for check in draft_of("TRL DPO").checks)
+def test_losses_of_pairs_keep_their_mathematics() -> None:
+    assert draft_of("TRL DPO").spec["algorithm"] == {
+        "name": "DPO",
+        "beta": 0.2,
+        "loss": "IPO",
+        "lengthNormalized": True,
+    }
+    text = "trl dpo --model_name_or_path a/b --dataset_name a/c --label_smoothing 0.1 --loss_type"
+    robust, plain, hinge = (convert(f"{text} {each}", "trl", source="FILE") for each in ("robust", "sigmoid", "hinge"))
+    assert robust.spec["algorithm"] == {"name": "DPO", "loss": "Robust", "labelSmoothing": 0.1}
+    assert plain.spec["algorithm"] == {"name": "DPO"}, "TRL's sigmoid does not read it"
+    assert any("no loss hinge" in check for check in hinge.checks)
+    text = "python -m openrlhf.cli.train_dpo --model.ipo_enable --model.label_smoothing 0.1"
+    options = {"name": "DPO", "loss": "IPO", "labelSmoothing": 0.1}
+    assert convert(text, "openrlhf", source="FILE").spec["algorithm"].items() >= options.items()
+
+
+TRL_CALL = "trl grpo --model_name_or_path a/b --dataset_name a/c --reward_funcs accuracy_reward --use_vllm true"
+OPENRLHF_CALL = "python -m openrlhf.cli.train_ppo_ray --algo.advantage.is_correction_enable"
+CORRECTIONS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("trl", TRL_CALL, {"level": "Sequence", "mode": "Mask", "low": 1e-9, "high": 3.0}, ""),
+    (
+        "trl",
+        f"{TRL_CALL} --vllm_importance_sampling_mode token_truncate --vllm_importance_sampling_clip_min 0.5",
+        {"level": "Token", "mode": "Clip", "low": 0.5, "high": 3.0},
+        "",
+    ),
+    ("openrlhf", OPENRLHF_CALL, {"level": "Token", "mode": "Clip", "low": 0.5, "high": 5.0}, ""),
+    (
+        "openrlhf",
+        f"{OPENRLHF_CALL} --algo.advantage.is_correction_type seq-mask-tis",
+        {"level": "Geometric", "mode": "Mask", "low": 0.5, "high": 5.0},
+        "by the response's ratio, not by each token's",
+    ),
+    ("verl", "rollout_is=sequence", {"level": "Sequence", "mode": "Truncate", "high": 2.0}, ""),
+    (
+        "verl",
+        "rollout_is=token rollout_is_batch_normalize=true rollout_token_veto_threshold=1e-4 rollout_rs=seq_max_k2",
+        {"level": "Token", "mode": "Truncate", "high": 2.0, "normalize": True, "veto": 1e-4},
+        "rollout_rs seq_max_k2 is left out",
+    ),
+    (
+        "verl",
+        "rollout_rs=seq_mean_k1 rollout_rs_threshold=0.8_1.25",
+        {"level": "Geometric", "mode": "Mask", "low": 0.8, "high": 1.25},
+        "verl's rollout_rs alone does not",
+    ),
+]
+
+
+@pytest.mark.parametrize(("project", "text", "expected", "check"), CORRECTIONS)
+def test_corrections_of_a_mismatch_keep_their_bounds(
+    project: str, text: str, expected: dict[str, Any], check: str
+) -> None:
+    if project == "verl":
+        options = " ".join(f"algorithm.rollout_correction.{each}" for each in text.split())
+        text = f"python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo {options}"
+    draft = convert(text, project, source="FILE")
+    assert draft.get("algorithm.rolloutCorrection") == pytest.approx(expected)
+    assert any(check in each for each in draft.checks)
 
 
 def test_the_command_writes_a_manifest_that_validate_takes(tmp_path: Path) -> None:
@@ -346,8 +404,8 @@ def test_bounds_of_verl_become_ours_on_each_side() -> None:
     options = " ".join(f"{key}={value}" for key, value in given.items())
     draft = convert(f"python3 -m verl.trainer.main_ppo {options}", "verl", source="FILE")
     assert draft.get("algorithm.clipRange") == 0.99
-    assert draft.get("algorithm.rolloutCorrection") == {"mode": "Mask", "cap": 4.0}
-    assert any("below 1 / 4.0, not below 0.5" in each for each in draft.checks)
+    expected = {"level": "Token", "mode": "Mask", "low": 0.5, "high": 4.0}
+    assert draft.get("algorithm.rolloutCorrection") == expected
 
 
 def test_a_share_of_the_run_is_no_number_of_steps() -> None:

@@ -1,0 +1,50 @@
+"""Rules for the two sources of a token's log-probability, trainer and generator, and for what compares them."""
+
+import operator
+from collections.abc import Iterator
+from functools import reduce
+
+from pydantic.alias_generators import to_camel
+
+from rlhf_api.checks.rule import Rule, algorithm
+from rlhf_api.expressions import Field
+from rlhf_api.spec.algorithms import PolicyGradient
+from rlhf_api.spec.rollout import Rollout
+
+STALE = Field("rollout.maxStaleness") > 0
+BY_GENERATOR = Field("training.oldLogProbs") == "Generator"
+LEARNS = algorithm(lambda each: issubclass(each, PolicyGradient))
+
+
+def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
+    """Yield the rules for old log-probabilities and for staleness, which both want samples of the model itself."""
+    path = "training.oldLogProbs"
+    yield Rule(path, (Field(path) == "Auto") | LEARNS, "is {value}, but {name} reads none")
+    corrected, weighs = Field("algorithm.rolloutCorrection").is_given, "weighs tokens by the generator's probabilities"
+    for field, is_set, is_weighed, what in (
+        (path, BY_GENERATOR, False, "is Generator, which gives them"),
+        ("algorithm.rolloutCorrection", corrected, True, f"{weighs}, which are the model's"),
+        ("rollout.maxStaleness", STALE & LEARNS, True, f"is {{value}}, and {weighs}, which are the model's"),
+    ):
+        # weights undo minResponseTokens, which vLLM has no parameter for: it divides probabilities by 1 - p(end)
+        restrictions = rollout.sampling_restrictions().items()
+        neutral = {to_camel(name): each.neutral for name, each in restrictions if each.parameter or not is_weighed}
+        sampled = reduce(operator.and_, (Field(f"rollout.{name}") == value for name, value in neutral.items()))
+        *words, last = (f"{name} {value:g}" for name, value in neutral.items())
+        yield Rule(field, is_set.implies(sampled), f"{what} only with {', '.join(words)} and {last}")
+    message = "compares them with the generator's, but training.oldLogProbs is Generator"
+    yield Rule("algorithm.rolloutCorrection", BY_GENERATOR.implies(~corrected), message)
+
+
+def corrections() -> Iterator[Rule]:
+    """Yield the rules for importance weights, and for the gate of the mismatch."""
+    path = "algorithm.rolloutCorrection"
+    low, high, cap = (Field(f"{path}.{bound}") for bound in ("low", "high", "cap"))
+    yield Rule(f"{path}.cap", high.is_given.implies(~cap.is_given), "is an older name of high, which is given, too")
+    two_sided = Field(f"{path}.mode").one_of(("Clip", "Mask"))
+    yield Rule(f"{path}.low", low.is_given.implies(two_sided), "is for the modes Clip and Mask only")
+    gated, path = Field("watch.mismatch").is_given, "watch.mismatch.action"
+    yield Rule("watch.mismatch", gated.implies(LEARNS), "is for algorithms that learn from advantages only")
+    stops = Field(path).one_of(("SkipUpdate", "Fail"))
+    message = "is {value}, which needs the trainer's log-probabilities, but training.oldLogProbs is Generator"
+    yield Rule(path, stops.implies(~BY_GENERATOR), message)
