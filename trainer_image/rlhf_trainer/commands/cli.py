@@ -203,9 +203,8 @@ def plan(
         known = {"responses": response_tokens, "prompts": prompt_tokens, "objective": objective}
         return plans_of(chosen, jobs, run_folder(file, output), cluster, calibrate=calibrate or (), **known)
 
-    print_plans(plans_with(sets), in_json=in_json, graph=graph, svg=svg)
-    if not graph:  # which shows more of a job
-        print_unused_sets(sets or (), lambda kept: [vars(each) | {"job": ""} for each in plans_with(kept)])
+    print_plans(plans_with(sets), in_json=in_json, graph=graph, svg=svg)  # a graph shows more than is compared next
+    print_unused_sets(() if graph else sets or (), lambda kept: [vars(each) | {"job": ""} for each in plans_with(kept)])
 
 
 declare_size(program)
