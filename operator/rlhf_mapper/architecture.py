@@ -10,11 +10,11 @@ from rlhf_api.spec.lora import Lora
 
 CUT = ("llama", "mistral", "qwen2", "qwen3")
 """Model types that the trainer can cut into pipeline stages; stages of other types may scale their input.
-Only for these types, and for MIXTURES but UNSEARCHED, does the mapper choose more than one stage or tensor shard."""
+Only for these types, and MIXTURES but ONLY_EXPERTS, does the mapper choose more than one stage or tensor shard."""
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3")
 """Mixtures of experts that the trainer can cut into pipeline stages and parts of the experts."""
-UNSEARCHED = ("olmoe", "deepseek_v3")
-"""Mixtures whose attention the trainer does not cut, or the mapper does not know."""
+ONLY_EXPERTS = ("olmoe", "deepseek_v3")
+"""Mixtures of which the mapper cuts only experts: the trainer cannot cut their attention, or the mapper lacks it."""
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Names of the number of experts in config.json."""
 CONTEXTS = (1, 2, 4, 8)
@@ -190,7 +190,7 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         kv_heads=int(config.get("num_key_value_heads") or heads),
         ffn=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
         vocabulary=int(config["vocab_size"]),
-        may_be_cut=config.get("model_type", CUT[0]) in {*CUT, *MIXTURES}.difference(UNSEARCHED),
+        may_be_cut=config.get("model_type", CUT[0]) in {*CUT, *MIXTURES}.difference(ONLY_EXPERTS),
         norms_heads=config.get("model_type", PLAIN_HEADS[0]) not in PLAIN_HEADS,
         is_fused=config.get("model_type") in FUSED,
         mlp=MLPS.get(config.get("model_type", ""), GATED),

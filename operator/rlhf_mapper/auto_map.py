@@ -240,7 +240,7 @@ def _too_long(job: Job, shapes: Mapping[Role, Architecture]) -> Iterator[Problem
     for role, model in () if offline else shapes.items():
         if 0 < model.positions < longest:
             uri = job.models()["actor" if role == "rollout" else role].uri
-            limit = f"{role}, {uri}, reads {model.positions} tokens at most (max_position_embeddings, scaled as RoPE)"
+            limit = f"{role}, {uri}, reads {model.positions} tokens at most (max_position_embeddings, with scaled RoPE)"
             yield Problem(f"{job.name}: spec.data", f"maxPromptTokens + maxResponseTokens is {longest}, but {limit}")
             return
 

@@ -19,7 +19,7 @@ Fits = Callable[[Job, Cluster], bool]
 HOST_MEMORY = range(16, 4097, 16)
 """Gigabytes of host memory for each GPU that are tried as a remedy."""
 LACKING = range(1, 4097)
-"""Gigabytes that a slot of a pool made by hand may lack."""
+"""Gigabytes that a slot of a manifest's pool may lack."""
 ADAPTER_RANK = 16
 """Rank of the adapters that are tried as a remedy."""
 
@@ -32,15 +32,15 @@ def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     )
 
 
-def explained_by_hand(refused: Infeasible, job: Job, cluster: Cluster, fits: Fits) -> Infeasible:
-    """Return the refusal of pools made by hand with the memory that each slot lacks, and with remedies."""
+def explain_refused_pools(refused: Infeasible, job: Job, cluster: Cluster, fits: Fits) -> Infeasible:
+    """Return the refusal of a manifest's pools with the memory that each slot lacks, and with remedies."""
 
     def would_do(gigabytes: int) -> bool:
         larger = (replace(g, gpu=replace(g.gpu, memory=g.gpu.memory + gigabytes * GB)) for g in cluster.groups)
         return fits(job, Cluster(tuple(larger)))
 
     lacks = LACKING[bisect_left(LACKING, True, key=would_do)] if would_do(LACKING[-1]) else 0
-    reason = refused.reason + f": each lacks {lacks} GB" * bool(lacks)
+    reason = refused.reason + f": each slot lacks {lacks} GB" * bool(lacks)
     searched = job.spec.placement.model_copy(update={"mode": "Auto", "pools": ()})
     is_enough = fits(job.model_copy(update={"spec": job.spec.model_copy(update={"placement": searched})}), cluster)
     options = (*remedies_of(job, cluster, fits), *["spec.placement.mode: Auto, without pools"] * is_enough)

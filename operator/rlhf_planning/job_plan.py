@@ -16,7 +16,7 @@ from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import GIGABIT, Cluster
 from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible, ModelPrediction, Prediction
 from rlhf_mapper.place import place
-from rlhf_mapper.remedies import explained_by_hand
+from rlhf_mapper.remedies import explain_refused_pools
 from rlhf_mapper.search.objective import Objective
 from rlhf_planning.timeline import plain, seconds_text
 
@@ -51,7 +51,7 @@ def plan_job(
                 return isinstance(plan_job(other, machines, shapes, **ways), DeviceMapping)
             return False
 
-        return explained_by_hand(found, job, cluster, fits)
+        return explain_refused_pools(found, job, cluster, fits)
     objective = objective or objective_for(job, cluster)
     search = partial(auto_map, job, cluster, shapes, device=device, **known)
     mapping = search(objective=objective, explains=explains)

@@ -10,7 +10,8 @@ import pytest
 
 from rlhf_api.names import Role
 from rlhf_api.spec.model_shape import KNOWN, Shape
-from rlhf_mapper.architecture import CUT, MIXTURES
+from rlhf_api.tables import read_table
+from rlhf_mapper.architecture import CUT, MIXTURES, ONLY_EXPERTS
 from rlhf_mapper.config_file import ModelConfigError, architecture_in, shape_in, shape_of
 from tests.mapper.test_a_config_says_how_many_parameters import LLAMA_7B, MIXTRAL, QWEN, QWEN3_30B
 
@@ -85,7 +86,13 @@ PUBLISHED = {
 def test_a_known_model_has_its_published_parameters(name: str) -> None:
     model = architecture_in(Shape(name=name), "actor")
     assert model.parameters == pytest.approx(PUBLISHED[name], rel=1e-4)
-    assert model.may_be_cut == (KNOWN[name]["model_type"] in (*CUT, *MIXTURES))
+    assert model.may_be_cut == (KNOWN[name]["model_type"] in {*CUT, *MIXTURES}.difference(ONLY_EXPERTS))
+
+
+def test_a_row_of_known_models_has_no_value_without_a_column() -> None:
+    columns, *rows = read_table("rlhf_api.spec", "known_models.yaml", dict[str, list[Any]]).values()
+    assert {row[0] for row in rows} == {"A", "L", "P"}
+    assert max(len(row[1:]) for row in rows) <= len(columns)
 
 
 @pytest.mark.parametrize("role", get_args(Role))

@@ -304,7 +304,7 @@ def test_a_context_that_a_model_does_not_have_is_refused() -> None:
         return auto_map(job, cluster_of(("h100-80g", 1, 1)), shapes_of(job, shape), device="GPU")
 
     short = {"max_position_embeddings": 8192}
-    with pytest.raises(SpecError, match=r"spec.data: .* is 10000, but actor, \S+, reads 8192 tokens at most"):
+    with pytest.raises(SpecError, match=r"is 10000, but actor, \S+, reads 8192 tokens at most .*with scaled RoPE"):
         planned("PPO", **short)
     for rope in (
         {"rope_type": "linear", "factor": 2.0},
@@ -430,7 +430,7 @@ def test_pools_made_by_hand_say_what_they_lack_and_a_remedy() -> None:
     shapes, one_node = shapes_of(job, MODELS["13B"]), without_host_memory(("h100-80g", 1, 8))
     found = plan_job(job, one_node, shapes, device="GPU")
     assert isinstance(found, Infeasible)
-    lacks = int(found.reason.removeprefix("the models of pool all do not fit on its GPU slots: each lacks ")[:-3])
+    lacks = int(found.reason.removeprefix("the models of pool all do not fit on its GPU slots: each slot lacks ")[:-3])
     assert found.short_bytes == 4 * lacks * 1e9
     assert "spec.placement.mode: Auto, without pools" in found.options
     assert isinstance(plan_job(job_of("PPO"), one_node, shapes, device="GPU"), DeviceMapping)

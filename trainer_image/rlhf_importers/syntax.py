@@ -153,7 +153,7 @@ class State:
     def words(self, node: Node) -> list[str]:
         """Return the words of a command or of an array."""
         parts = [each for each in node.named_children if each.type not in NO_WORDS]
-        braced = {each for each in parts if BRACES.search(QUOTED.sub("", text_of(each)))}  # bash makes several words of
+        braced = {each for each in parts if BRACES.search(QUOTED.sub("", text_of(each)))}  # one makes several words
         return [word for each in parts for word in ([unknown(each)] if each in braced else self.expand(each))]
 
     def scalar(self, node: Node | None, is_quoted: bool = False) -> str:

@@ -468,6 +468,15 @@ def test_a_plan_and_a_check_say_what_checkpoints_take(manifest: Path) -> None:
     assert CliRunner().invoke(app, ["validate", str(manifest), shapes[0]]).stdout == "ok\n", "not all is known"
 
 
+def test_a_setting_that_changes_a_part_is_not_called_unused(manifest: Path) -> None:
+    sets = ("--set=checkpoint.keepLast=7", "--set=training.seed=3")
+    done = CliRunner().invoke(app, ["plan", str(manifest), *TWO_NODES, *sets])
+    assert "7 that are kept and a new one" in done.stdout
+    assert done.stderr == "--set training.seed=3 changes nothing of this answer\n"
+    done = CliRunner().invoke(app, ["plan", str(manifest), *TWO_NODES, "--graph", *sets])
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
 def test_a_job_that_reads_another_has_its_told_shape(tmp_path: Path) -> None:
     chain = load(EXAMPLES[0], ["helpful-sft:models.actor.shape.name=qwen2.5-0.5b"])
     assert shapes_of(chain, chain[1], tmp_path)["reward"].layers == 24

@@ -193,8 +193,8 @@ def plan(
 ) -> None:
     """Say where the models of a manifest would live, how they would be sharded, and what a step would take."""
     from rlhf_planning.machines import requested_cluster
-    from rlhf_trainer.commands.plan import JobPlan, choose, plans_of, print_plans  # numpy: `validate` needs it not
-    from rlhf_trainer.commands.size import print_idle_sets
+    from rlhf_trainer.commands.plan import JobPlan, choose, plans_of, print_plans  # numpy, slow to import
+    from rlhf_trainer.commands.size import print_unused_sets
 
     def plans_with(sets: Sequence[str] | None) -> list[JobPlan]:
         jobs = jobs_of(file, sets, output)
@@ -203,8 +203,8 @@ def plan(
         known = {"responses": response_tokens, "prompts": prompt_tokens, "objective": objective}
         return plans_of(chosen, jobs, run_folder(file, output), cluster, calibrate=calibrate or (), **known)
 
-    print_plans(plans_with(sets), in_json=in_json, graph=graph, svg=svg)
-    print_idle_sets(sets or (), lambda kept: [(each.mapping, each.notes, each.prices) for each in plans_with(kept)])
+    print_plans(plans_with(sets), in_json=in_json, graph=graph, svg=svg)  # a graph shows more than is compared next
+    print_unused_sets(() if graph else sets or (), lambda kept: [vars(each) | {"job": ""} for each in plans_with(kept)])
 
 
 declare_size(program)

@@ -57,7 +57,7 @@ def size_and_print(
 
     document, job, sizing = sized(training.sets)
     files, title = _files(document, sizing), _title(model, job, training.mean, sizing)
-    print_idle_sets(training.sets, answer_of)
+    print_unused_sets(training.sets, answer_of)
     if output:
         with writing(output):
             output.mkdir(parents=True, exist_ok=True)
@@ -76,11 +76,11 @@ def size_and_print(
         raise EnvironmentProblem("; ".join(sizing.unfit) or "the job fits on none of the GPUs with a price")
 
 
-def print_idle_sets(sets: Sequence[str], answer_of: Callable[[Sequence[str]], object]) -> None:
+def print_unused_sets(sets: Sequence[str], answer_of: Callable[[Sequence[str]], object]) -> None:
     """Print to stderr each argument of `--set` without which the answer is the same."""
     whole = answer_of(sets) if sets else None
     for place, text in enumerate(sets):
-        with suppress(SpecError, TrainerError):  # the others need it
+        with suppress(SpecError, TrainerError):  # another setting needs it
             if answer_of([*sets[:place], *sets[place + 1 :]]) == whole:
                 print_errors([f"--set {text} changes nothing of this answer"])
 

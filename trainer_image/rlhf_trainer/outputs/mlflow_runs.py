@@ -16,11 +16,16 @@ from rlhf_api.job import Job
 from rlhf_api.problems import one_line
 from rlhf_api.spec.outputs import MLflow
 from rlhf_api.status import Phase
-from rlhf_api.tables import read_table
 from rlhf_trainer.errors import EnvironmentProblem
 
 TOKEN = "MLFLOW_TRACKING_TOKEN"
-VARIABLES = read_table(__package__, "variables.yaml", dict[str, dict[str, str]])["mlflow"]
+VARIABLES = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # a tracker that fails is tried again, however long that takes
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""Environment variables for MLflow's client; a value that the user has set takes precedence."""
 METRICS_AT_ONCE, PARAMETERS_AT_ONCE = 1000, 100
 """Most metrics and most parameters in one request to MLflow."""
 MAX_NAME, MAX_VALUE = 250, 6000

@@ -10,12 +10,12 @@ from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.spec.outputs import WandB
 from rlhf_api.status import Phase
-from rlhf_api.tables import read_table
 from rlhf_trainer.errors import EnvironmentProblem
 
 KEY, URL = "WANDB_API_KEY", "WANDB_BASE_URL"
 ANSWER_SECONDS = 10.0
-VARIABLES = read_table(__package__, "variables.yaml", dict[str, dict[str, str]])["wandb"]
+VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+"""Environment variables for W&B's client; a value that the user has set takes precedence."""
 
 
 class WandBRuns:

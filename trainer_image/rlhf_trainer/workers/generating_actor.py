@@ -55,7 +55,10 @@ class GeneratorWorker:
         )
         self._is_scored = "reward" in setting.job.models()
 
-    change_transfers = classmethod(turn_transfers)
+    @classmethod
+    def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
+        """Declare the fields of episodes and the experts of tokens, if the job has any."""
+        return turn_transfers(marks, setting)
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
@@ -104,7 +107,7 @@ class GeneratingActor(ActorWithReference):
         Without a forward pass `compute_log_prob` reads no text; it adds at most the generator's log-probabilities.
         """
         if not setting.job.generates_apart:
-            marks = turn_transfers(cls, marks, setting=setting)
+            marks = turn_transfers(marks, setting)
         if old_log_probs == "Pass":
             return marks
         is_given = old_log_probs == "Generator"

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -184,7 +183,7 @@ def start_engine(
     return engine, environments
 
 
-def turn_transfers(_: type[Any], /, marks: Marks, *, setting: WorkerSetting, **__: object) -> Marks:
+def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
     """Return a generating worker's transfer declarations; with turns it reads columns and adds `TURN_FIELDS`, too.
 
     With routing replay it also adds the experts of tokens.
@@ -257,7 +256,10 @@ class RolloutWorker:
             setting, tokenizer, engine, environments, agree_on_width=agree_on_width, costs=RowCosts(model)
         )
 
-    change_transfers = classmethod(turn_transfers)
+    @classmethod
+    def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
+        """Declare the fields of episodes and the experts of tokens, if the job has any."""
+        return turn_transfers(marks, setting)
 
     @register(ONE_TO_ALL)
     def span_pools(self, *, span: Span) -> None:
