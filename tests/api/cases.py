@@ -403,9 +403,6 @@ WRONG: dict[str, Case] = {
         "spec.rollout.pipelineParallel",
     ),
     "experts of engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.routing=Replay"), "spec.rollout.routing"),
-    "experts of a generator's stages": Case(
-        "GRPO", ("rollout.routing=Replay", "rollout.pipelineParallel=2"), "spec.rollout.pipelineParallel"
-    ),
     "experts of texts": Case("OnlineDPO", ("rollout.routing=Replay",), "spec.rollout.routing"),
     "experts of SFT": Case("SFT", ("rollout.routing=Replay",), "spec.rollout"),
     "tools elsewhere": Case("PPO", (ELSEWHERE, "rollout.tools=['a:b']"), "spec.rollout.tools"),

@@ -337,8 +337,6 @@ def _apart() -> Iterator[Rule]:
         yield Rule(path, ELSEWHERE.implies(unused), "is for engines of the job's own, not for rollout.endpoints")
     replays, learns = Field("rollout.routing") == "Replay", algorithm(lambda each: issubclass(each, PolicyGradient))
     yield Rule("rollout.routing", replays.implies(learns & ~ELSEWHERE), "is for policy gradients with own engines")
-    message = "is {value}, but stages of a generator return no experts to Replay"
-    yield Rule("rollout.pipelineParallel", replays.implies(Field("rollout.pipelineParallel") == 1), message)
     message = "is {value}, but no pool of placement.pools holds the rollout, which works ahead"
     yield Rule("rollout.maxStaleness", STALE.implies(APART), message)
     yield Rule("rollout.maxStaleness", STALE.implies(~MAKES_DATA), "is {value}, but {name} trains nothing meanwhile")
