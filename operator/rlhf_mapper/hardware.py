@@ -145,7 +145,8 @@ def gpu_named(name: str, known: Mapping[str, Gpu] = GPUS) -> Gpu | None:
 def require_gpu(name: str, path: str) -> Gpu:
     """Return the GPU type of a name as `gpu_named` does; path: option with the name. SpecError with close names."""
     if (gpu := gpu_named(name.strip().lower())) is None:
-        hint = f"{suggestion(name.strip(), {*GPUS, *SHORT_NAMES})} An --inventory of `rlhf plan` describes others"
+        hint = suggestion(name.strip(), {*GPUS, *SHORT_NAMES})
+        hint += "." * (not hint.endswith("?")) + " An --inventory of `rlhf plan` describes others"
         raise SpecError([Problem(path, f"{name.strip() or 'empty'} is no known GPU; {hint}")])
     return gpu
 

@@ -44,7 +44,7 @@ class Table:
         flat, item = self.logs.ravel(), self.logs.itemsize
         for length, width, first, size in zip(self.logs.shape, self.logs.strides, self.first, sizes, strict=True):
             stride = width // item
-            place = np.minimum(np.maximum(np.log2(size) - first, 0.0), length - 1.0)
+            place = np.minimum(np.maximum(np.log2(np.maximum(size, 1e-9)) - first, 0.0), length - 1.0)
             below = np.minimum(place.astype(np.int64), length - 2) if length > 1 else place.astype(np.int64)
             above, at = place - below, below * stride
             ways = [(at, 1 - above), (at + stride, above)] if np.count_nonzero(above) else [(at, None)]

@@ -94,7 +94,8 @@ def notes_of(mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapp
         if group.host_memory is None:
             size = plain(group.host / 1e9)
             notes.append(f"Nodes of {group.gpu.name} are taken to have {size} GB of host memory for each GPU.")
-    if experts := ", ".join(role for role, shape in shapes.items() if shape.experts > 1):
+    cut = mapping.sizes if isinstance(mapping, DeviceMapping) else {}
+    if experts := ", ".join(role for role in shapes if role in cut and cut[role].expert > 1):
         words = "is predicted for the fullest rank with 1.2 times the mean of the tokens, a guess"
         notes.append(f"The all-to-all of experts ({experts}) {words}.")
     if without := [group.gpu.name for group in cluster.groups if not group.gpu.has_bf16]:

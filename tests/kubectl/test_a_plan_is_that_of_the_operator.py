@@ -63,10 +63,13 @@ def test_what_a_plan_of_a_mixture_guesses_is_said(
     }
     there = {NODES.path(): [node], PODS.path(): []}
     monkeypatch.setattr(Kubectl, "get", lambda _, path: {"items": there.get(path, [])})
-    asked = CliRunner().invoke(app, ["size", "qwen3-30b-a3b", "--algorithm", "SFT", "--gpus", "h200=8", "--json"])
-    (tmp_path / "job.yaml").write_text(json.loads(asked.stdout)["files"]["job.yaml"]["text"])
-    assert plan(Kubectl(requested_namespace="team"), str(tmp_path / "job.yaml")) == []
-    assert "The all-to-all of experts (actor) is predicted" in capsys.readouterr().out
+    for experts in (1, 2):
+        cut = ["--gpus", "h200=8", "--set", f"models.actor.parallelism.expert={experts}"]
+        asked = CliRunner().invoke(app, ["size", "qwen3-30b-a3b", "--algorithm", "SFT", "--json", *cut])
+        (tmp_path / "job.yaml").write_text(json.loads(asked.stdout)["files"]["job.yaml"]["text"])
+        assert plan(Kubectl(requested_namespace="team"), str(tmp_path / "job.yaml")) == []
+        told = capsys.readouterr().out
+        assert ("The all-to-all of experts (actor) is predicted" in told) is (experts > 1)
 
 
 def test_a_plan_of_a_file_names_the_right_to_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,9 @@ def expert_count(config: Any) -> int:
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """Layout of a token's E bytes: `chosen` experts of each layer, also of layers that are dense (0).
+    """Layout of a token's E bytes: `chosen` experts of each layer, also of dense ones.
 
-    Experts of a layer differ. So a layer of zeros means that the generator has chosen none, unless `chosen` is 1.
+    A number is that of the expert plus one; 0 means that the generator has chosen none.
     """
 
     layers: int
@@ -33,8 +33,8 @@ class ExpertRows:
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """Return the layout of a mixture of experts; its indices take a byte each up to 256 experts, else two."""
-        dtype = torch.uint8 if expert_count(config) <= 256 else torch.int16
+        """Return the layout of a mixture of experts; its numbers take a byte each up to 255 experts, else two."""
+        dtype = torch.uint8 if expert_count(config) < 256 else torch.int16
         return cls(config.num_hidden_layers, config.num_experts_per_tok, dtype)
 
     @property
@@ -44,8 +44,8 @@ class ExpertRows:
 
     def encode(self, experts: Tensor) -> Tensor:
         """Encode experts [tokens, layers, chosen] of any integer type as uint8 [tokens, E]."""
-        return experts.to(self.dtype).flatten(1).contiguous().view(torch.uint8)
+        return (experts.to(torch.int32) + 1).to(self.dtype).flatten(1).contiguous().view(torch.uint8)
 
     def decode(self, rows: Tensor, layer: int) -> Tensor:
-        """Return the experts of a layer, int64 [tokens, chosen], from uint8 [tokens, E]."""
-        return rows.view(self.dtype)[:, layer * self.chosen : (layer + 1) * self.chosen].long()
+        """Return the experts of a layer, int64 [tokens, chosen], from uint8 [tokens, E]; -1 for none."""
+        return rows.view(self.dtype)[:, layer * self.chosen : (layer + 1) * self.chosen].long() - 1

@@ -44,13 +44,13 @@ MIXTURES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE")
 
 
 def drawn_experts(config: Any, lengths: Tensor, width: int) -> Tensor:
-    """Random experts of all tokens but the last of each row: uint8 [rows, width, E]; those of dense layers are 0."""
+    """Random experts of all tokens but the last of each row: uint8 [rows, width, E]; those of dense layers are none."""
     generator, rows = torch.Generator().manual_seed(3), ExpertRows.of(config)
     count = getattr(config, "num_local_experts", None) or config.num_experts
     shape = (len(lengths), width, rows.layers)
     drawn = torch.rand(*shape, count, generator=generator).topk(rows.chosen).indices
-    drawn[:, :, getattr(config, "mlp_only_layers", None) or []] = 0
-    drawn *= (torch.arange(width) < (lengths - 1)[:, None])[:, :, None, None]
+    drawn[:, :, getattr(config, "mlp_only_layers", None) or []] = -1
+    drawn[torch.arange(width) >= (lengths - 1)[:, None]] = -1
     return rows.encode(drawn.flatten(0, 1)).view(len(lengths), width, -1)
 
 
@@ -62,10 +62,14 @@ def replayed_text(config: Any, *, shift: int = 0) -> TokenBatch:
     return replace(text, read=torch.ones(text.tokens.shape), experts=experts.roll(shift, dims=1))
 
 
-def pair(family: str, *, recomputes: bool = False) -> tuple[LanguageModel, PreTrainedModel, RoutingReplay]:
+def pair(
+    family: str, *, recomputes: bool = False, chosen: int = 2
+) -> tuple[LanguageModel, PreTrainedModel, RoutingReplay]:
     """(model of the trainer, transformers' model with the same weights, replay of the first)."""
     torch.manual_seed(0)
-    plain = AutoModelForCausalLM.from_config(deepcopy(FAMILIES[family])).float()
+    config = deepcopy(FAMILIES[family])
+    config.num_experts_per_tok = chosen
+    plain = AutoModelForCausalLM.from_config(config).float()
     model = LanguageModel(deepcopy(plain))
     if recomputes:
         layers = layers_of(model)
@@ -74,12 +78,12 @@ def pair(family: str, *, recomputes: bool = False) -> tuple[LanguageModel, PreTr
 
 
 def mixture_by_definition(block: Any, given: Tensor, hidden: Tensor) -> Tensor:
-    """A mixture's layer token by token; given: experts [tokens, chosen], all 0 where the router chooses."""
+    """A mixture's layer token by token; given: experts [tokens, chosen], -1 where the router chooses."""
     states = hidden[0]
     shares = (states @ block.gate.weight.T).softmax(-1)
     outputs = []
     for state, share, experts in zip(states, shares, given, strict=True):
-        chosen = experts if experts.any() else share.topk(len(experts)).indices
+        chosen = experts if experts[0] >= 0 else share.topk(len(experts)).indices
         weights = share[chosen]
         if getattr(block.gate, "norm_topk_prob", True):
             weights = weights / weights.sum()
@@ -164,9 +168,9 @@ def test_a_prompts_first_row_decides_and_others_are_counted() -> None:
     assert merge([recorder.drain()]) == {"routing/prompts_differ": 2 / int(PROMPTS[3])}
 
 
-def judged(limit: float) -> tuple[str, dict[str, float]]:
+def judged(limit: float, per_token: int = 2) -> tuple[str, dict[str, float]]:
     """(error, what was measured) of a rank whose generator chose other experts of 3 tokens, if it is the second one."""
-    model, plain, replay = pair("Qwen3-MoE")
+    model, plain, replay = pair("Qwen3-MoE", chosen=per_token)
     rows, chosen = ExpertRows.of(plain.config), []
     hooks = [
         layer.mlp.gate.register_forward_hook(lambda *given: chosen.append(given[2][2])) for layer in plain.model.layers
@@ -178,7 +182,7 @@ def judged(limit: float) -> tuple[str, dict[str, float]]:
     own = rows.encode(torch.stack(chosen, dim=1))[None]
     own[:, -1] = 0
     if dist.get_rank() == 1:
-        own.view(12, 2, 2)[4:7, 1] = (own.view(12, 2, 2)[4:7, 1] + 1) % 4
+        own.view(12, 2, 2)[4:7, 1] = own.view(12, 2, 2)[4:7, 1] % 4 + 1
     text = TokenBatch(tokens=tokens, lengths=torch.tensor([12]), read=torch.ones(1, 12), experts=own)
     recorder.drain()
     error = ""
@@ -195,6 +199,9 @@ def judged(limit: float) -> tuple[str, dict[str, float]]:
 
 def test_other_choices_of_routers_are_judged_over_all_ranks() -> None:
     assert run_kept_ranks(1, judged, 0.0)[0] == ("", {"routing/differs": 0.0})
+    assert run_kept_ranks(1, judged, 0.0, 1)[0] == ("", {"routing/differs": 0.0}), (
+        "the generator never read a last token"
+    )
     for error, record in run_kept_ranks(2, judged, 3 / 44):
         assert not error
         assert record["routing/differs"] == 3 / 44

@@ -71,7 +71,7 @@ class RoutingReplay:
         given = self._rows.decode(router.replayed, number)
         given = given[own_tokens(len(given), *self._tensor)]
         assert len(given) == len(own), "the router sees other tokens than those of the packed row"
-        is_given = (given != given[:, :1]).any(1, keepdim=True) | (given.shape[1] == 1)
+        is_given = given[:, :1] >= 0
         if self._differing is not None:
             differ = (given.sort(1).values != own.sort(1).values).any(1, keepdim=True) & is_given
             self._differing.append(torch.stack([differ.sum(), is_given.sum()]))
