@@ -27,7 +27,7 @@ from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.report.calibrate import Calibration, calibration_of
 from rlhf_trainer.report.run_record import JobRecord, read_run
 from rlhf_trainer.run.placement import with_cpu_slots
-from rlhf_trainer.run.preconditions import require_generating
+from rlhf_trainer.run.preconditions import require_generating, require_mixtures
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import writing
 
@@ -96,6 +96,7 @@ def plans_of(
         given = lengths_of(responses, "--response-tokens", most=data.max_response_tokens) if responses else ()
         shapes = shapes_of(jobs, job, output)
         require_generating(jobs, job, output)
+        require_mixtures(job, {role: shape.experts for role, shape in shapes.items()})
         mapping = plan_job(
             job,
             machines,

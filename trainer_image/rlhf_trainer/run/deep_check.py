@@ -27,6 +27,7 @@ from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.environments.of_job import try_environment
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, TrainerError
+from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.outputs.opening import require_trackers
 from rlhf_trainer.rewards.sample import Sample
@@ -34,7 +35,7 @@ from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.machine import gpu_count
-from rlhf_trainer.run.preconditions import other_vocabularies, require_possible
+from rlhf_trainer.run.preconditions import other_vocabularies, require_mixtures, require_possible
 from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, is_written, model_folders, with_written_data
@@ -146,6 +147,7 @@ class JobCheck:
             layers_of(model)
             RowCosts(inner(model))
             if trains:
+                require_mixtures(self._job, {role: expert_count(inner(model).config)})
                 try_saving(model, setting.tokenizer(), trust_remote_code=remote)
         place = f"{setting.path}: {setting.folder}"
         if not has_weights(setting.folder):

@@ -112,6 +112,22 @@ def require_generating(jobs: Sequence[Job], job: Job, output: Path) -> None:
         raise SpecError([Problem(f"{job.name}: spec.models.{job.spec.models.source_field('actor')}", reason)])
 
 
+def require_mixtures(job: Job, experts: Mapping[Role, int]) -> None:
+    """Raise SpecError for settings of mixtures that the job's first trained model cannot follow.
+
+    experts: by role, those in a layer; below 2 if the model is dense. A role that is missing is not judged.
+    """
+    replays, balances = job.spec.rollout.routing == "Replay", bool(job.spec.training.router_aux_loss)
+    asked = {"rollout.routing": replays, "training.routerAuxLoss": balances}
+    dense = [role for role in job.trained()[:1] if experts.get(role, 2) < 2]
+    sentence = "is for mixtures of experts, and models.{} has none"
+    problems = [
+        Problem(f"{job.name}: spec.{path}", sentence.format(role)) for role in dense for path in asked if asked[path]
+    ]
+    if problems:
+        raise SpecError(problems)
+
+
 def other_vocabularies(job: Job, models: Mapping[Role, Model], folders: Mapping[Role, str]) -> set[Role]:
     """Return the reward and cost models whose tokenizer is not the actor's; ConfigError for any other such model.
 
