@@ -209,7 +209,8 @@ def task_of(
         raise SpecError(problems)
     load = workload_of(job, responses=responses, prompts=prompts)
     requests = {role: _request(job, role, shapes[role], load.work[role], device) for role in job.placed_roles()}
-    software = software_for(device, job.spec.training.precision, job.spec.training.attention, job.spec.training.kernels)
+    training = job.spec.training
+    software = software_for(device, training.precision, training.attention, training.kernels, job.spec.rollout)
     return MappingProblem(requests=requests, load=load, software=software, correction=correction or Correction())
 
 

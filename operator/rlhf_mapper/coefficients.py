@@ -6,6 +6,7 @@ from statistics import geometric_mean
 from typing import Literal, Self
 
 from rlhf_api.spec.job_spec import Attention, Kernels
+from rlhf_api.spec.rollout import Rollout
 from rlhf_api.tables import read_table
 from rlhf_mapper.mapping import Device, Phase
 
@@ -88,6 +89,10 @@ class Software:
     """Bytes of the weight of one parameter in a frozen model."""
     compute_bytes: int | float
     """Bytes of a number in matrix products, activations and the KV cache."""
+    linear_bytes: int = 0
+    """Bytes of a weight of the generator's linear layers; 0: `compute_bytes`."""
+    cache_bytes: int = 0
+    """Bytes of an element of the generator's KV cache; 0: `compute_bytes`."""
     rereads_kv: bool
     """Whether the generator reads a KV head's cache once for each of its query heads (vLLM 0.3), not once for all."""
     chunk_logits: int
@@ -131,8 +136,9 @@ def software_for(
     precision: Literal["Auto", "FP32", "BF16"],
     attention: Attention = "Auto",
     kernels: Kernels = "Plain",
+    rollout: Rollout | None = None,
 ) -> Software:
-    """Return the Software of this project's trainer on a device.
+    """Return the Software of this project's trainer on a device; rollout: says whether the generator is quantised.
 
     Auto: FP32 and SDPA on CPU, BF16 and Flash on GPU, fused kernels on GPU.
     """
@@ -147,4 +153,6 @@ def software_for(
         compute_bytes=size,
         frozen_bytes=size,
         attention=attention,
+        linear_bytes=1 if rollout and rollout.quantization else 0,
+        cache_bytes=1 if rollout and rollout.kv_cache else 0,
     )

@@ -105,12 +105,15 @@ def differ(first: float, second: float) -> bool:
 
 
 def _coefficients(software: Software, gpus: Iterable[Gpu]) -> str:
-    """Return the programs whose coefficients are used, and the GPUs whose measured kernels are."""
+    """Return the programs whose coefficients are used, the GPUs whose measured kernels are, and what is quantised."""
+    parts = {"linear weights": software.linear_bytes, "KV cache": software.cache_bytes}
+    rounded = " and ".join(part for part, bytes_ in parts.items() if bytes_)
+    rounded = rounded and f"; the generator's {rounded} by their bytes in 8 bits"
     if software.products == "Roofline":
-        return software.name
+        return f"{software.name}{rounded}"
     sources = {gpu.name: nearest(gpu).gpu.name for gpu in gpus}
     said = (of if name == of else f"{of} (estimated for {name})" for name, of in sorted(sources.items()))
-    return f"{software.name}, {software.layers.lower()} layers, kernels as measured on {' and '.join(said)}"
+    return f"{software.name}, {software.layers.lower()} layers, kernels as measured on {' and '.join(said)}{rounded}"
 
 
 def _limit(pool: MappedPool, memory_: float, software: Software, cuts: Mapping[Role, Cut]) -> float:

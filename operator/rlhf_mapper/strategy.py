@@ -327,7 +327,8 @@ class GeneratingStrategies(Strategies):
         usable = memory.usable(self.setting.software, q, self.gpus, generates=True)
         room = np.minimum(usable - held, (self.request.generator_share or 1.0) * q)
         left = room - self.generator_bytes
-        resharding = memory.reshard_bytes(self.setting.software, self.generator_bytes)  # before there is a cache
+        sent = generation.sent_to_gpu(self.passes, self.generator_layouts)
+        resharding = memory.reshard_bytes(self.setting.software, sent)  # before there is a cache
         return np.where(left >= resharding, left, -1.0)
 
     @cached_property

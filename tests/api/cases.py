@@ -404,6 +404,11 @@ WRONG: dict[str, Case] = {
     "memory of engines elsewhere": Case(
         "PPO", (ELSEWHERE, "rollout.gpuMemoryUtilization=0.5"), "spec.rollout.gpuMemoryUtilization"
     ),
+    "rounded engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.quantization=Int8"), "spec.rollout.quantization"),
+    "a rounded cache elsewhere": Case("PPO", (ELSEWHERE, "rollout.kvCache=FP8"), "spec.rollout.kvCache"),
+    "rounded engines that restrict sampling": Case(
+        "PPO", ("rollout.quantization=Int8", "rollout.topP=0.5"), "spec.rollout.quantization"
+    ),
     "invariant engines elsewhere": Case(
         "PPO", (ELSEWHERE, "rollout.batchInvariant=true"), "spec.rollout.batchInvariant"
     ),

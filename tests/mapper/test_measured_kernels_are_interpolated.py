@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from rlhf_api.spec.rollout import Rollout
 from rlhf_mapper import kernels
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import software_for
@@ -108,6 +109,18 @@ def test_all_replicas_wait_for_the_longest_response() -> None:
         for d in (1, 32)
     )
     assert many > 1.2 * one, "each replica has eight responses in both"
+
+
+def test_measured_decode_steps_take_bytes_off() -> None:
+    plain, weights, both = (
+        Passes(MODEL, NODES, software_for("GPU", "BF16", rollout=each))
+        for each in (Rollout(), Rollout(quantization="Int8"), Rollout(quantization="FP8", kv_cache="FP8"))
+    )
+    for at_once in (1.0, 64.0):
+        steps = [
+            float(generation.decode_step(each, layout(), np.array(at_once), 4000)) for each in (plain, weights, both)
+        ]
+        assert 0.4 * steps[0] < steps[2] < steps[1] < steps[0]
 
 
 def test_fused_layers_keep_and_move_less() -> None:

@@ -143,6 +143,17 @@ def test_a_decode_step_of_one_sequence_reads_weights_and_cache(t: int, p: int) -
     assert seconds - prefill == pytest.approx(60 * (weights + cache) / t / 1e9)
 
 
+def test_a_quantised_generator_reads_fewer_bytes() -> None:
+    load, work, rounded = a_step(), Work(generated=1, passes=1), replace(WHOLE, linear_bytes=1, cache_bytes=1)
+    model = passes(software=rounded, memory_bandwidth=1e9)
+    seconds = generation.generation_seconds(model, work, load, layout(), np.array(1e9))
+    linear = 8 * (4 * 384 * 384 + 3 * 384 * 1024)
+    weights, cache = linear + 2 * (SMALL.parameters - linear), 8 * 6 * 64 * 2 * (100 + 60 / 2)
+    assert generation.weights_of_gpu(model, layout()) == weights
+    assert generation.sent_to_gpu(model, layout()) == 2 * SMALL.parameters, "weights are sent as they were trained"
+    assert seconds - prefilled(model, layout(), 1.0) == pytest.approx(60 * (weights + cache) / 1e9)
+
+
 def test_a_cache_of_two_sequences_makes_waves() -> None:
     model, load = passes(memory_bandwidth=1e9), a_step()
     one = float(generation.cached_bytes(model, layout(), 160))

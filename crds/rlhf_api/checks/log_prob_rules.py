@@ -12,19 +12,27 @@ from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_api.spec.rollout import Rollout
 
 STALE = Field("rollout.maxStaleness") > 0
+APART = (
+    *((path, Field(path).is_given) for path in ("rollout.quantization", "rollout.kvCache")),
+    ("rollout.maxStaleness", STALE),
+)
+"""(field, whether it makes the generator's probabilities others than the trainer's)."""
 BY_GENERATOR = Field("training.oldLogProbs") == "Generator"
 LEARNS = algorithm(lambda each: issubclass(each, PolicyGradient))
 
 
 def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
-    """Yield the rules for old log-probabilities and for staleness, which both want samples of the model itself."""
+    """Yield the rules for old log-probabilities, staleness and rounding, which want samples of the model itself."""
     path = "training.oldLogProbs"
     yield Rule(path, (Field(path) == "Auto") | LEARNS, "is {value}, but {name} reads none")
     corrected, weighs = Field("algorithm.rolloutCorrection").is_given, "weighs tokens by the generator's probabilities"
     for field, is_set, is_weighed, what in (
         (path, BY_GENERATOR, False, "is Generator, which gives them"),
         ("algorithm.rolloutCorrection", corrected, True, f"{weighs}, which are the model's"),
-        ("rollout.maxStaleness", STALE & LEARNS, True, f"is {{value}}, and {weighs}, which are the model's"),
+        *(
+            (each, on & LEARNS, True, f"is {{value}}, and {weighs}, which are the model's")
+            for each, on in APART.items()
+        ),
     ):
         # weights undo minResponseTokens, which vLLM has no parameter for: it divides probabilities by 1 - p(end)
         restrictions = rollout.sampling_restrictions().items()

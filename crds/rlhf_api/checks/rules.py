@@ -92,7 +92,7 @@ REFERENCE_IS_ACTOR = Field("models.actor.lora").is_given & (
 ROLLOUT_POOLS = Field("placement.pools").where(Field("models", "one").contains("rollout")).size()
 ELSEWHERE = Field("rollout.endpoints").is_given
 APART = (ROLLOUT_POOLS > 0) | ((MODE == "Auto") & STALE) | ELSEWHERE
-OF_OWN_ENGINES = ("tensorParallel", "pipelineParallel", "gpuMemoryUtilization", "partial")
+OF_OWN_ENGINES = ("tensorParallel", "pipelineParallel", "gpuMemoryUtilization", "partial", "quantization", "kvCache")
 TRAIN_COLUMNS = ("data.train.columns", "data.train.mix[].columns")
 
 

@@ -293,7 +293,7 @@ class PolicyGradient(Algorithm):
     rewards: RewardShaping = Field(RewardShaping(), description="Changes to a reward before the advantages use it.")
     rollout_correction: RolloutCorrection | None = None
     """Importance weights: the trainer's probability over the generator's. Unset: none or, with rollout.maxStaleness
-    above 0, the defaults."""
+    above 0, rollout.quantization or rollout.kvCache, the defaults."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

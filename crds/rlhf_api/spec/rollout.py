@@ -81,6 +81,12 @@ class Rollout(Spec):
     routing: Literal["Replay", "Recompute"] | None = None
     """Replay: an actor with experts learns with those that wrote a response. Unset: so if it has any."""
     keep: float = Field(0.0, ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
+    quantization: Literal["Int8", "FP8"] | None = None
+    """Type of the weights of the generator's linear layers, rounded after each update; FP8 is for GPUs. Unset: no other
+    than the trainer's.
+    """
+    kv_cache: Literal["FP8"] | None = None
+    """Type of the generator's KV cache; unset: the trainer's."""
     tensor_parallel: Count | None = None
     """Tensor-parallel shards in generation; their number must divide the actor's. Unset: the mapper's choice, or the
     actor's number (in a pool of its own 1).
@@ -93,6 +99,11 @@ class Rollout(Spec):
     """Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."""
     batch_invariant: bool = False
     """Compute a response on GPUs as if it were alone: vLLM's batch-invariant mode. It slows the trainer's NCCL too."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the generator computes with rounded weights or keys and values, so it is another policy."""
+        return self.quantization is not None or self.kv_cache is not None
 
     @property
     def has_turns(self) -> bool:

@@ -51,7 +51,7 @@ class Past:
 
 def models_digest(job: Job, shapes: Mapping[Role, Architecture], device: Device) -> str:
     """Return a digest of shapes and software; if it is equal, predictions have equal errors on one GPU type."""
-    matters = (sorted(shapes.items()), software_for(device, job.spec.training.precision))
+    matters = (sorted(shapes.items()), software_for(device, job.spec.training.precision, rollout=job.spec.rollout))
     return hashlib.sha256(repr(matters).encode()).hexdigest()[:32]
 
 

@@ -27,11 +27,12 @@ def build(
     trust_remote_code: bool = False,
     dtype: torch.dtype = torch.float32,
     routing: Literal["Replay"] | None = None,
+    rollout: Rollout | None = None,
 ) -> GenerationEngine:
     engine = GenerationEngine(
         folder,
         config=AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code),
-        rollout=Rollout(partial=partial, routing=routing),
+        rollout=rollout or Rollout(partial=partial, routing=routing),
         max_tokens=MAX_TOKENS,
         max_sequences=max_sequences,
         ends=list(ends),

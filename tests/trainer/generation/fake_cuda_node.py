@@ -49,7 +49,7 @@ def stand_in_for_the_driver() -> None:
     torch.accelerator.device_count = torch.cuda.device_count
 
 
-def accepted(folder: str, shards: int, stages: int) -> dict[str, Any]:
+def accepted(folder: str, shards: int, stages: int, rollout: Rollout | None = None) -> dict[str, Any]:
     """What vLLM makes of the product's arguments."""
     from vllm import envs
     from vllm.engine.arg_utils import EngineArgs
@@ -57,7 +57,7 @@ def accepted(folder: str, shards: int, stages: int) -> dict[str, Any]:
     config = AutoConfig.from_pretrained(folder)
     arguments = engine_arguments(
         config=config,
-        rollout=Rollout(),
+        rollout=rollout or Rollout(),
         max_tokens=2048,
         max_sequences=4096,
         on_gpu=True,
@@ -67,6 +67,7 @@ def accepted(folder: str, shards: int, stages: int) -> dict[str, Any]:
     )
     made = EngineArgs(model=folder, **arguments).create_engine_config()
     return {
+        "types": (made.model_config.quantization, made.cache_config.cache_dtype),
         "shards": made.parallel_config.tensor_parallel_size,
         "stages": made.parallel_config.pipeline_parallel_size,
         "sequences": made.scheduler_config.max_num_seqs,
@@ -129,6 +130,7 @@ def main() -> None:
     answer = {
         "platform": type(current_platform).__name__,
         "configurations": [accepted(folder, shards, stages) for shards, stages in sizes],
+        "in 8 bits": accepted(folder, 1, 1, Rollout(quantization="FP8", kv_cache="FP8"))["types"],
         "modules": imported(),
         "drawn": [drawn([0, 1, 2, 3]), drawn([3, 2]), drawn([0, 1]), drawn([0, 1, 2, 3], later=1)],
         "custom all-reduce": custom_all_reduce(meeting),

@@ -110,6 +110,12 @@ def test_our_arguments_are_accepted(answers: list[dict[str, Any]]) -> None:
             assert (made["compiles"], made["graphs"]) == ("VLLM_COMPILE", "FULL_AND_PIECEWISE")
 
 
+def test_weights_and_a_cache_of_fp8_are_accepted(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert answer["in 8 bits"] == ["compressed-tensors", "fp8"]
+        assert all(made["types"] == [None, "auto"] for made in answer["configurations"])
+
+
 def test_ranks_that_see_one_gpu_each_add_up_by_nccl(answers: list[dict[str, Any]]) -> None:
     """vLLM's own all-reduce asks whether a device is reached that the process does not see."""
     for answer in answers:

@@ -4,16 +4,20 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedConfig, Qwen3MoeConfig
 
 from rlhf_api.spec.rollout import Rollout
+from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.vllm_arguments import BATCH_INVARIANT, engine_arguments, environment
 from tests.trainer.tiny import tiny_config
 
 
-def arguments(*, on_gpu: bool, sequences: int = 8, enforce_eager: bool = False) -> dict[str, Any]:
+def arguments(
+    *, on_gpu: bool, sequences: int = 8, config: PreTrainedConfig | None = None, **rollout: Any
+) -> dict[str, Any]:
     return engine_arguments(
-        config=tiny_config(),
-        rollout=Rollout(enforce_eager=enforce_eager),
+        config=config or tiny_config(),
+        rollout=Rollout(**rollout),
         max_tokens=256,
         max_sequences=sequences,
         on_gpu=on_gpu,
@@ -44,3 +48,27 @@ def test_an_engine_is_eager_on_cpu_and_where_asked() -> None:
 def test_batches_are_invariant_on_gpus_where_asked(on_gpu: bool) -> None:
     assert BATCH_INVARIANT not in environment(on_gpu=on_gpu)
     assert (environment(Rollout(batch_invariant=True), on_gpu=on_gpu).get(BATCH_INVARIANT) == "1") is on_gpu
+
+
+@pytest.mark.parametrize(("kind", "type_"), [("Int8", "int"), ("FP8", "float")])
+def test_weights_are_quantised_by_channel(kind: str, type_: str) -> None:
+    scheme = arguments(on_gpu=True, quantization=kind)["hf_overrides"]["quantization_config"]
+    group = scheme["config_groups"]["group_0"]
+    assert (group["weights"]["type"], group["weights"]["strategy"]) == (type_, "channel")
+    assert (group["input_activations"]["strategy"], scheme["ignore"]) == ("token", ["lm_head"])
+    assert "hf_overrides" not in arguments(on_gpu=True)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_a_cache_is_fp8_where_asked_and_takes_a_byte(on_gpu: bool) -> None:
+    plain, small = arguments(on_gpu=on_gpu), arguments(on_gpu=on_gpu, kv_cache="FP8")
+    assert ("kv_cache_dtype" in plain, small["kv_cache_dtype"]) == (False, "fp8")
+    if not on_gpu:
+        assert 4 * small["kv_cache_memory_bytes"] == plain["kv_cache_memory_bytes"]
+
+
+def test_what_cannot_be_quantised_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"spec\.rollout\.quantization: is FP8, for which vLLM has no kernel on CPU"):
+        arguments(on_gpu=False, quantization="FP8")
+    with pytest.raises(ConfigError, match=r"spec\.rollout\.quantization: is Int8, but the weights of experts are not"):
+        arguments(on_gpu=True, quantization="Int8", config=Qwen3MoeConfig())

@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_api.spec.rollout import Rollout
 from rlhf_api.tables import read_table
+from rlhf_mapper.architecture import experts_in
 
 if TYPE_CHECKING:  # a run reads the table before it imports transformers
     from transformers import PreTrainedConfig
@@ -42,6 +44,16 @@ def why_not_generated(
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if sizes and size not in sizes:
         return f"has heads of size {size}; on CPU vLLM generates with {', '.join(map(str, sizes))}"
+    return ""
+
+
+def why_not_quantized(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool) -> str:
+    """Reason why a generator of a config cannot have `rollout.quantization`; empty if it can, or if it is unset."""
+    kind = rollout.quantization
+    if kind == "FP8" and on_cpu:
+        return "is FP8, for which vLLM has no kernel on CPU; use Int8"
+    if kind and experts_in(config.to_dict()):
+        return f"is {kind}, but the weights of experts are not quantised here"
     return ""
 
 

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 import vllm
 from torch import Tensor, nn
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
@@ -32,6 +33,9 @@ def layout_checked() -> Iterator[None]:
     def checked(loader: DummyModelLoader, model: nn.Module, model_config: Any) -> None:
         check(model)
         original(loader, model, model_config)
+        for module in model.modules():
+            for scale in module.parameters(recurse=False) if isinstance(module, AttentionLayerBase) else ():
+                scale.data.fill_(1.0)  # of an FP8 cache; the loader has made it random
 
     with patch.object(DummyModelLoader, "load_weights", checked):
         yield
@@ -49,7 +53,8 @@ def check(model: Any) -> None:
     first = min(layers.values(), key=int, default="")
     locations = {name: location for name, location in every.items() if layers.get(name, first) == first}
     for location in locations.values():
-        getattr(location.module, location.attribute).data.fill_(torch.nan)
+        tensor = getattr(location.module, location.attribute).data
+        tensor.fill_(torch.nan if tensor.dtype.is_floating_point else 0)
     dtypes = {name: location.view().dtype for name, location in locations.items()}
     try:
         model.load_weights(

@@ -11,7 +11,7 @@ from rlhf_api.spec.rollout import Rollout
 from rlhf_api.tables import read_table
 from rlhf_mapper.architecture import positions_of
 from rlhf_trainer.errors import ConfigError, MemoryProblem
-from rlhf_trainer.generation.families import uses_modules
+from rlhf_trainer.generation.families import uses_modules, why_not_quantized
 
 SETTINGS = read_table(__package__, "vllm_settings.yaml", dict[str, dict[str, Any]])
 """Environment variables and engine arguments by the case in which vLLM gets them."""
@@ -76,9 +76,12 @@ def engine_arguments(
     """Return the arguments of vLLM's engine that follow from the job.
 
     max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine.
-    MemoryProblem when the cache cannot fit; ConfigError for stages of unequal length on GPUs, or that return experts.
+    MemoryProblem when the cache cannot fit; ConfigError for stages of unequal length on GPUs, or
+    that return experts, and for weights that cannot be quantised.
     """
     returns_experts = rollout.routing == "Replay"
+    if reason := why_not_quantized(rollout, config, on_cpu=not on_gpu):
+        raise ConfigError(f"spec.rollout.quantization: {reason}")
     if returns_experts and len(stage_layers) > 1:
         raise ConfigError("spec.rollout.routing: is Replay, but a pipeline stage of a generator knows its experts only")
     if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens
@@ -89,7 +92,9 @@ def engine_arguments(
     device: dict[str, Any] = (
         {"gpu_memory_utilization": share, "enable_sleep_mode": True, **SETTINGS["nccl_only"]}
         if on_gpu
-        else _cache_on_cpu(config, max_tokens, sequences, layers=layers, shards=shards)
+        else _cache_on_cpu(
+            config, max_tokens, sequences, layers=layers, shards=shards, size=1 if rollout.kv_cache else 4
+        )
     )
     return {
         "dtype": str(dtype).removeprefix("torch."),
@@ -103,32 +108,39 @@ def engine_arguments(
         "tensor_parallel_size": shards,
         "pipeline_parallel_size": max(len(stage_layers), 1),
         "worker_extension_cls": "rlhf_trainer.generation.vllm_extension.WorkerExtension",
-        **_scaled_positions(config),
+        **_overrides(config, rollout),
+        **({"kv_cache_dtype": "fp8"} if rollout.kv_cache else {}),
         **device,
         **(SETTINGS["returns_experts"] if on_gpu and returns_experts else {}),
         **(SETTINGS["backend"] if uses_modules(config, trust_remote_code=trust_remote_code) else {}),
     }
 
 
-def _scaled_positions(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the scaled limit of a model with YaRN; vLLM expects it in config.json, where Qwen's have the unscaled."""
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") != "yarn":
-        return {}
-    return {"hf_overrides": {"max_position_embeddings": positions_of(config.to_dict())}}
+def _overrides(config: PreTrainedConfig, rollout: Rollout) -> dict[str, Any]:
+    """Return what vLLM is to read instead of config.json: types of linear layers, and the limit of a model with YaRN.
+
+    vLLM expects the scaled limit there, where Qwen's have the unscaled one.
+    """
+    found: dict[str, Any] = {}
+    if rollout.quantization:
+        found["quantization_config"] = SETTINGS["quantization"][rollout.quantization]
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "yarn":
+        found["max_position_embeddings"] = positions_of(config.to_dict())
+    return {"hf_overrides": found} if found else {}
 
 
 def _cache_on_cpu(
-    config: PreTrainedConfig, max_tokens: int, sequences: int, *, layers: int, shards: int
+    config: PreTrainedConfig, max_tokens: int, sequences: int, *, layers: int, shards: int, size: int
 ) -> dict[str, Any]:
-    """Return vLLM's options for a float32 KV cache that holds `sequences` full-length responses at once.
+    """Return vLLM's options for a KV cache that holds `sequences` full-length responses at once.
 
-    layers: of this rank's stage; shards: tensor-parallel ranks. The number of blocks is given too, as all stages must
-    use the same. MemoryProblem when the machine has less memory than that.
+    layers: of this rank's stage; shards: tensor-parallel ranks; size: largest bytes of an element. The number of blocks
+    is given too, as all stages must use the same. MemoryProblem when the machine has less memory than that.
     """
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks = sequences * -(-max_tokens // CPU_BLOCK_TOKENS) + 1
-    needed = blocks * CPU_BLOCK_TOKENS * 2 * layers * max(int(heads) // shards, 1) * int(width) * 4
+    needed = blocks * CPU_BLOCK_TOKENS * 2 * layers * max(int(heads) // shards, 1) * int(width) * size
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise MemoryProblem(

@@ -118,6 +118,7 @@ class GenerationEngine:
             self._engine = self._vllm.LLM(folder, trust_remote_code=trust_remote_code, **arguments)
         if len(stage_layers) > 1:
             self._call("allocate_stage_input")
+        self._call("require_quantized", rollout.quantization)
         self._watch_cache()
         self._experts = ReturnedExperts(ExpertRows.of(config)) if rollout.routing == "Replay" else None
         self._try_experts()

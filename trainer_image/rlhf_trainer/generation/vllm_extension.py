@@ -8,7 +8,7 @@ the rank's shard, which is filled and packed again. vLLM has no sleep mode on CP
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,18 @@ from vllm.platforms import current_platform
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.expert_rows import ExpertRows
 from rlhf_trainer.generation.checksum import bit_sum
+from rlhf_trainer.generation.quantized_layers import (
+    empty_weight,
+    free_packed,
+    is_quantized,
+    linear_size,
+    packed_bytes,
+    require_quantized,
+    write_quantized,
+)
 from rlhf_trainer.generation.routed_experts import SlotExperts
 from rlhf_trainer.generation.vllm_engine import Part
-from rlhf_trainer.generation.weight_layout import linear_size, locations_of, stacks_in
+from rlhf_trainer.generation.weight_layout import ParameterLocation, locations_of, stacks_in
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 
@@ -43,6 +52,11 @@ class WorkerExtension:
         """Freed storages of tensors by part (weights or KV cache), each with its number of bytes before."""
         return {}
 
+    def require_quantized(self, quantization: Literal["Int8", "FP8"] | None) -> None:
+        """Raise EnvironmentProblem if linear layers lack a requested quantization; None: nothing was requested."""
+        if quantization:
+            require_quantized(self.get_model(), quantization)
+
     def held_shards(self) -> dict[str, TensorSlice]:
         """Slice of each Hugging Face parameter that this rank holds, in the order of the model."""
         return {name: location.shard for name, location in locations_of(self.get_model()).items()}
@@ -51,6 +65,7 @@ class WorkerExtension:
     def update_live_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
         """Replace all weights of this rank in place; returns the `bit_sum` of the written ones, by parameter.
 
+        Sums of a quantised layer are those of its weights before they are rounded.
         On CPU a module is packed after its last piece; until then it needs memory for both copies. holds: expected
         shard of each parameter. TrainerError with the parameter's name if vLLM keeps another shard, if elements are
         missing or not of this rank, or if a piece comes twice.
@@ -80,6 +95,8 @@ class WorkerExtension:
         for module in self.get_model().modules() if part == "weights" else ():
             if hasattr(module, "cpu_linear"):
                 module.cpu_linear = None  # the next update packs anew
+            elif is_quantized(module):
+                free_packed(module)
 
     def allocate_part(self, part: Part) -> None:
         """Allocate the freed weights or KV cache again, as zeros: masked positions of the cache must not be NaN."""
@@ -109,6 +126,7 @@ class _WeightUpdate:
         self._written: set[tuple[str, TensorSlice]] = set()
         self._missing = {name: location.shard.numel for name, location in self._locations.items()}
         self._open: set[nn.Module] = set()
+        self._unrounded: dict[nn.Module, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
 
     def write(self, name: str, part: TensorSlice, tensor: Tensor) -> None:
@@ -122,8 +140,11 @@ class _WeightUpdate:
             raise TrainerError(f"{name}: elements of {part} were written before in the same update")
         if location.module not in self._open:
             self._open.add(location.module)
-            _make_room(location.module, {self._locations[each].attribute for each in self._names[location.module]})
-        location.view()[part.within(location.shard)].copy_(tensor)
+            if is_quantized(location.module):
+                self._unrounded[location.module] = empty_weight(location.module)
+            else:
+                _make_room(location.module, {self._locations[each].attribute for each in self._names[location.module]})
+        self._view(location)[part.within(location.shard)].copy_(tensor)
         self._written.add((name, part))
         self._missing[name] -= part.numel
         if not any(self._missing[each] for each in self._names[location.module]):
@@ -140,9 +161,15 @@ class _WeightUpdate:
                 self._close(module)
         return self._sums
 
+    def _view(self, location: ParameterLocation) -> Tensor:
+        return location.view(self._unrounded.get(location.module) if location.attribute == "weight" else None)
+
     def _close(self, module: nn.Module) -> None:
         for name in self._names[module]:
-            self._sums[name] = bit_sum(self._locations[name].view())
+            self._sums[name] = bit_sum(self._view(self._locations[name]))
+        if module in self._unrounded:
+            write_quantized(module, self._unrounded.pop(module))
+            return
         if isinstance(module, VocabParallelEmbedding):
             (location,) = (self._locations[name] for name in self._names[module])
             module.weight.data[location.shard.shape[0] :].zero_()
@@ -185,6 +212,8 @@ def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
 
 
 def _packed_bytes(module: Any) -> int:
+    if is_quantized(module):
+        return packed_bytes(module)
     if getattr(module, "cpu_linear", None) is None:
         return 0
     if not isinstance(module, LinearBase):  # a head, whose plain weight is there too

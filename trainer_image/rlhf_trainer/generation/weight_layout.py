@@ -9,6 +9,7 @@ from typing import Any
 
 import vllm
 from torch import Tensor, nn
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
@@ -20,6 +21,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.generation.quantized_layers import is_quantized
 from rlhf_trainer.tensor_slice import TensorSlice
 
 EXPERTS: Mapping[str, str] = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
@@ -52,9 +54,9 @@ class ParameterLocation:
         """Number of rows that `shard` takes in the module's tensor."""
         return self.shard.shape[1 if self.transposed else 0]
 
-    def view(self) -> Tensor:
-        """View of the shard's rows in Hugging Face's orientation; not for a packed weight."""
-        tensor: Tensor = getattr(self.module, self.attribute).data
+    def view(self, staged: Tensor | None = None) -> Tensor:
+        """View of the shard's rows in Hugging Face's orientation; not for a packed weight, unless `staged` is plain."""
+        tensor: Tensor = getattr(self.module, self.attribute).data if staged is None else staged
         rows = tensor.narrow(0, self.row, self.rows)
         return rows.T if self.transposed else rows.view(self.shard.shape)
 
@@ -85,6 +87,10 @@ def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
         path = re.sub(r"^model\b", prefix, vllm_path).replace(*RENAMED.get(type(model).__name__, ("", "")))
         own = dict(module.named_parameters(recurse=False))
         attributes = [name for name in own if id(own[name]) not in seen]
+        if is_quantized(module):
+            attributes = ["weight", *({"bias"} & own.keys())]  # a weight may be packed, and scales come from no file
+        elif isinstance(module, AttentionLayerBase):
+            attributes = []
         seen |= set(map(id, own.values()))
         stacks = stacks_in(module) if attributes and isinstance(module, RoutedExperts) else {}
         for attribute in stacks:
@@ -140,12 +146,6 @@ def stacks_in(module: RoutedExperts) -> dict[str, tuple[int, ...]]:
     config = module.moe_config
     experts, hidden, width = module.local_num_experts, module.hidden_size, config.intermediate_size_per_partition
     return {"w13_weight": (experts, 2 * width, hidden), "w2_weight": (experts, hidden, width)}
-
-
-def linear_size(module: Any) -> tuple[int, int]:
-    """Return (rows, columns) of a linear layer's weight on this rank, packed or not; routers are not sharded."""
-    rows = getattr(module, "output_size_per_partition", module.output_size)
-    return int(rows), int(getattr(module, "input_size_per_partition", module.input_size))
 
 
 def row_ranges(module: Any) -> list[RowRange]:

@@ -220,8 +220,8 @@ class GeneratingActor(ActorWithReference):
         """Warn if the mismatch between generator and trainer, (KL, tokens), is larger than rounding explains."""
         total, tokens = mismatch.tolist()
         rollout = self.setting.job.spec.rollout
-        may_differ = rollout.max_staleness or not rollout.samples_everything  # then log-probabilities differ by design
-        if not may_differ and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
+        by_design = rollout.max_staleness or rollout.is_rounded or not rollout.samples_everything
+        if not by_design and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
             message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
             recorder.warn("kl/rollout", message)
 
