@@ -29,10 +29,7 @@ def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
     for field, is_set, is_weighed, what in (
         (path, BY_GENERATOR, False, "is Generator, which gives them"),
         ("algorithm.rolloutCorrection", corrected, True, f"{weighs}, which are the model's"),
-        *(
-            (each, on & LEARNS, True, f"is {{value}}, and {weighs}, which are the model's")
-            for each, on in APART.items()
-        ),
+        *((each, apart & LEARNS, True, f"is {{value}}, and {weighs}, which are the model's") for each, apart in APART),
     ):
         # weights undo minResponseTokens, which vLLM has no parameter for: it divides probabilities by 1 - p(end)
         restrictions = rollout.sampling_restrictions().items()
