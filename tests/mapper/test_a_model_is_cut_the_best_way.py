@@ -85,14 +85,18 @@ def shares_held(wanted: ModelRequest, setting: Setting, cut: Cut) -> list[float]
     longest = max(wanted.micro_batch_tokens, row)
     share = (work.trained / work.updates if work.trained else work.read) / cut[2]
     most = min(int(longest // row), ceil(share))
-    given = (wanted.model, setting.software, layout(cut), longest)
+    given, response = (wanted.model, setting.software, layout(cut)), setting.load.most_read_tokens
+    read, trained = (
+        min(max(wanted.micro_batch_tokens, min(row, response)), ceil(rows / cut[2]) * response)
+        for rows in (work.read, work.trained / max(work.updates, 1))
+    )
     tokens: Numbers = row * np.arange(1, most + 1, dtype=np.float64)
-    held = memory.fullest(memory.reading(*given), tokens)
+    held = memory.fullest(memory.reading(*given, read), tokens)
     if work.trained:
         once, often = (
             memory.Update(recomputes=bool(work.recomputes), accumulates=each, gpu_memory=gpu) for each in (False, True)
         )
-        updates = [memory.fullest(memory.updating(*given, how), tokens) for how in (once, often)]
+        updates = [memory.fullest(memory.updating(*given, trained, how), tokens) for how in (once, often)]
         held = np.maximum(held, np.where(tokens < row * ceil(share), updates[1], updates[0]))
     shares: list[float] = (held / gpu).tolist()
     return shares
