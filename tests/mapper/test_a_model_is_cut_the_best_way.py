@@ -199,6 +199,19 @@ def test_a_larger_cache_need_raises_the_generation_shards() -> None:
     assert shards == sorted(set(shards)), "each time the weights leave less"
 
 
+@pytest.mark.parametrize(("sequences", "tokens"), [(1, 8.0), (3, 24.0), (10_000, 8192.0)])
+def test_the_head_has_room_for_responses_alone(sequences: int, tokens: float) -> None:
+    wide = replace(SMALL, layers=1, vocabulary=151936)
+    wanted = ModelRequest(model=wide, work=Work(read=sequences, trained=2 * sequences, updates=2))
+    strategies = Strategies(wanted, setting_of(NODES["8 A100"], response=8.0), np.array([1]))
+    cut, gpu = layout((1, 1, 1, 1, 1)), strategies.setting.nodes.gpu.memory
+    how = memory.Update(recomputes=False, accumulates=False, gpu_memory=gpu)
+    given = (wide, strategies.setting.software, cut, tokens)
+    found = strategies.reading(cut), strategies.updating(cut, recomputes=False, accumulates=False)
+    for mine, theirs in zip(found, (memory.reading(*given), memory.updating(*given, how)), strict=True):
+        assert memory.fullest(mine, 1000.0) == memory.fullest(theirs, 1000.0)
+
+
 TWO_BY_FOUR = Parallelism(pipeline=2, tensor=4)
 PINNED: dict[str, dict[str, Any]] = {
     "pipeline": {"pipeline": 3},

@@ -97,6 +97,14 @@ def test_the_numbers_of_a_config_give_the_same_model(config: dict[str, Any], rol
     assert architecture_in(shape_in(text), role) == shape_of(text, role)
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen1.5-moe-a2.7b"])
+def test_shared_experts_are_told_by_a_known_name(name: str) -> None:
+    text = json.dumps({**KNOWN[name], "num_hidden_layers": 6})
+    shape = shape_in(text)
+    assert (shape.name, shape.num_hidden_layers) == (name, 6)
+    assert architecture_in(shape, "actor") == shape_of(text, "actor")
+
+
 def test_numbers_beside_a_name_replace_its_own() -> None:
     wide = architecture_in(Shape(name="llama-3-8b", vocab_size=128_264), "actor")
     assert (wide.vocabulary, wide.layers) == (128_264, 32)
