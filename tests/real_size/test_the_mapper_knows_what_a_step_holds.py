@@ -41,6 +41,7 @@ LARGE = (
     "four-layers-of-qwen3-30b-a3b-32k",
     "six-layers-of-deepseek-v3",
     "four-layers-of-qwen3-8b-131k",
+    "four-layers-of-llama-3-70b-65k",
     "qwen3-30b-a3b-16",
     "qwen3-235b-a22b-128",
     "qwen3-8b-8-131k",
