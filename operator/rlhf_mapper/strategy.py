@@ -218,7 +218,8 @@ class Strategies:
         """
         load, response = self.setting.load, self.setting.load.most_read_tokens
         at_once = np.maximum(float(self.request.micro_batch_tokens), np.minimum(load.most_tokens / layouts.c, response))
-        return np.minimum(at_once, np.ceil(sequences / layouts.d) * response)
+        longest: Numbers = np.minimum(at_once, np.ceil(sequences / layouts.d) * response)
+        return longest
 
     @property
     def _of_a_rank(self) -> Numbers:

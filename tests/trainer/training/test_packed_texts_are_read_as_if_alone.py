@@ -287,7 +287,7 @@ def test_flash_is_refused_for_values_narrower_than_keys(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(deepcopy(EVERY_FAMILY["DeepSeek-V3"]))
-    on_gpu = {"device": torch.device("cuda"), "dtype": torch.bfloat16}
+    on_gpu: dict[str, Any] = {"device": torch.device("cuda"), "dtype": torch.bfloat16}
     with pytest.raises(ConfigError, match=r"and has values as wide as its keys; Auto takes what runs"):
         use_attention(model, "Flash", **on_gpu)
     use_attention(model, "Auto", **on_gpu)
