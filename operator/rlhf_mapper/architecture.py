@@ -183,7 +183,7 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     experts, head_size = experts_in(config) or 1, int(config.get("head_dim") or hidden // heads)
     return Architecture(
-        **(_latent(config) if config.get("model_type") == "deepseek_v3" else {"head_size": head_size}),
+        **(_latent(config) if config.get("model_type") == "deepseek_v3" else _plain(config, head_size)),
         layers=int(config["num_hidden_layers"]),
         hidden=hidden,
         heads=heads,
@@ -200,6 +200,15 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         positions=positions_of(config),
         scores=scores,
     )
+
+
+def _plain(config: Mapping[str, Any], head_size: int) -> dict[str, Any]:
+    """Return the fields of an Architecture that DeepSeek-V3 has by other numbers."""
+    return {
+        "head_size": head_size,
+        "shared": int(config.get("shared_expert_intermediate_size") or 0),
+        "dense": (len(config.get("mlp_only_layers") or ()), int(config.get("intermediate_size") or 0)),
+    }
 
 
 def _latent(config: Mapping[str, Any]) -> dict[str, Any]:

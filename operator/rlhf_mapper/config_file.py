@@ -14,6 +14,12 @@ from rlhf_mapper.architecture import EXPERT_COUNTS, Architecture, architecture_o
 SCORERS: tuple[Role, ...] = ("critic", "reward", "cost", "cost_critic")
 WORDS = tuple(name for name in Shape.model_fields if name != "name")
 """Fields that a Shape takes from config.json; num_experts has other names there, too."""
+BEYOND = {
+    name: beyond
+    for name, known in KNOWN.items()
+    if (beyond := {word: known[word] for word in known if word not in (*WORDS, "max_position_embeddings")})
+}
+"""Known models with shared experts -> the numbers of them that a Shape has only by the model's name."""
 SIZES = {*WORDS, *EXPERT_COUNTS} - {"model_type", "tie_word_embeddings"}
 MAX_SIZE = 10_000_000
 """Upper bound of each size in a config.json; a larger value is an error."""
@@ -68,6 +74,7 @@ def shape_in(text: str) -> Shape:
     config = read(text)
     _architecture(config, "actor")
     found: dict[str, Any] = {name: config[name] for name in WORDS if name in config}
+    found["name"] = next((name for name, beyond in BEYOND.items() if beyond.items() <= config.items()), None)
     found["num_experts"] = experts_in(config)
     found["model_type"] = str(config.get("model_type", ""))[:64] or None
     found["tie_word_embeddings"] = bool(config.get("tie_word_embeddings"))

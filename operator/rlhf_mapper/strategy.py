@@ -189,30 +189,37 @@ class Strategies:
 
     def reading(self, layouts: Layouts) -> list[memory.Moment]:
         """Return the moments of the model's forward passes at which memory may be fullest."""
-        longest = self._longest(layouts)
+        longest = self._longest(layouts, max(self.request.work.read, 1))
         return memory.reading(self.request.model, self.setting.software, self._of_a_copy(layouts), longest)
 
     def updating(self, layouts: Layouts, *, recomputes: bool, accumulates: bool) -> list[memory.Moment]:
         """Return the moments of the updates at which memory may be fullest; accumulates: over several micro-batches."""
-        if not self.request.work.trained:
+        work = self.request.work
+        if not work.trained:
             return []
         how = memory.Update(
             recomputes=recomputes,
             accumulates=accumulates,
-            in_host=self.request.work.steps_in_host,
-            trained_share=self.request.work.trained_share,
+            in_host=work.steps_in_host,
+            trained_share=work.trained_share,
             gpu_memory=self.setting.nodes.gpu.memory,
         )
-        longest, software = self._longest(layouts), self.setting.software
+        longest, software = self._longest(layouts, work.trained / work.updates), self.setting.software
         return memory.updating(self.request.model, software, self._of_a_copy(layouts), longest, how)
 
     def _of_a_copy(self, layouts: Layouts) -> Layouts:
         """Return the layouts of the ranks that share one copy of the weights."""
         return replace(layouts, d=layouts.d / self.request.replicas)
 
-    def _longest(self, layouts: Layouts) -> Numbers:
-        """Return the most tokens of a rank at once: the request's limit, or its part of a sequence if that is more."""
-        return np.maximum(float(self.request.micro_batch_tokens), self.setting.load.most_tokens / layouts.c)
+    def _longest(self, layouts: Layouts, sequences: float) -> Numbers:
+        """Return the most response tokens of a rank at once; sequences: of all data ranks together.
+
+        They are no more than the request's limit, or than the rank's part of one sequence if that is more.
+        """
+        load, response = self.setting.load, self.setting.load.most_read_tokens
+        at_once = np.maximum(float(self.request.micro_batch_tokens), np.minimum(load.most_tokens / layouts.c, response))
+        longest: Numbers = np.minimum(at_once, np.ceil(sequences / layouts.d) * response)
+        return longest
 
     @property
     def _of_a_rank(self) -> Numbers:

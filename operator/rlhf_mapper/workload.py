@@ -171,8 +171,12 @@ class Workload:
     @property
     def most_tokens(self) -> float:
         """Largest number of tokens in a sequence, for which memory must have room."""
-        longest = max(self.prompt.longest, self.most_prompt_tokens)
-        return longest + max(self.response.longest, self.most_response_tokens)
+        return max(self.prompt.longest, self.most_prompt_tokens) + self.most_read_tokens
+
+    @property
+    def most_read_tokens(self) -> float:
+        """Largest number of tokens in a response; the head computes no others."""
+        return max(self.response.longest, self.most_response_tokens)
 
     def rows_within(self, budgets: Sequence[float], together: int) -> tuple[float, ...]:
         """Return how many sequences micro-batches of at most so many tokens hold; `together` share a prompt."""

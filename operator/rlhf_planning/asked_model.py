@@ -112,6 +112,7 @@ def _close(name: str) -> str:
 
 def size_in_words(model: Architecture) -> str:
     """Return the parameters of a model in words, with those that are active for a token if it has experts."""
-    active = model.parameters - model.layers * (model.experts - model.experts_per_token) * model.mlp_parameters
+    mixed = model.layers - model.dense[0]
+    active = model.parameters - mixed * (model.experts - model.experts_per_token) * model.mlp_parameters
     experts = f", of which {number(active)} are active" if model.experts > 1 else ""
     return f"{number(model.parameters)} parameters{experts}"

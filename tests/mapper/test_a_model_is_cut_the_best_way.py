@@ -85,14 +85,18 @@ def shares_held(wanted: ModelRequest, setting: Setting, cut: Cut) -> list[float]
     longest = max(wanted.micro_batch_tokens, row)
     share = (work.trained / work.updates if work.trained else work.read) / cut[2]
     most = min(int(longest // row), ceil(share))
-    given = (wanted.model, setting.software, layout(cut), longest)
+    given, response = (wanted.model, setting.software, layout(cut)), setting.load.most_read_tokens
+    read, trained = (
+        min(max(wanted.micro_batch_tokens, min(row, response)), ceil(rows / cut[2]) * response)
+        for rows in (work.read, work.trained / max(work.updates, 1))
+    )
     tokens: Numbers = row * np.arange(1, most + 1, dtype=np.float64)
-    held = memory.fullest(memory.reading(*given), tokens)
+    held = memory.fullest(memory.reading(*given, read), tokens)
     if work.trained:
         once, often = (
             memory.Update(recomputes=bool(work.recomputes), accumulates=each, gpu_memory=gpu) for each in (False, True)
         )
-        updates = [memory.fullest(memory.updating(*given, how), tokens) for how in (once, often)]
+        updates = [memory.fullest(memory.updating(*given, trained, how), tokens) for how in (once, often)]
         held = np.maximum(held, np.where(tokens < row * ceil(share), updates[1], updates[0]))
     shares: list[float] = (held / gpu).tolist()
     return shares
@@ -193,6 +197,19 @@ def test_a_larger_cache_need_raises_the_generation_shards() -> None:
     shards = [min(p * t for p, t in each) for each in fits]
     assert shards[0] == 1
     assert shards == sorted(set(shards)), "each time the weights leave less"
+
+
+@pytest.mark.parametrize(("sequences", "tokens"), [(1, 8.0), (3, 24.0), (10_000, 8192.0)])
+def test_the_head_has_room_for_responses_alone(sequences: int, tokens: float) -> None:
+    wide = replace(SMALL, layers=1, vocabulary=151936)
+    wanted = ModelRequest(model=wide, work=Work(read=sequences, trained=2 * sequences, updates=2))
+    strategies = Strategies(wanted, setting_of(NODES["8 A100"], response=8.0), np.array([1]))
+    cut, gpu = layout((1, 1, 1, 1, 1)), strategies.setting.nodes.gpu.memory
+    how = memory.Update(recomputes=False, accumulates=False, gpu_memory=gpu)
+    given = (wide, strategies.setting.software, cut, tokens)
+    found = strategies.reading(cut), strategies.updating(cut, recomputes=False, accumulates=False)
+    for mine, theirs in zip(found, (memory.reading(*given), memory.updating(*given, how)), strict=True):
+        assert memory.fullest(mine, 1000.0) == memory.fullest(theirs, 1000.0)
 
 
 TWO_BY_FOUR = Parallelism(pipeline=2, tensor=4)

@@ -27,6 +27,7 @@ PUBLISHED = {
     "qwen3-30b-a3b-2507": 30_532_122_624,
     "qwen3-235b-a22b-2507": 235_093_634_560,
     "qwen3-coder-480b-a35b": 480_154_875_392,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-3b": 3_085_938_688,
@@ -45,6 +46,7 @@ PUBLISHED = {
     "codellama-34b": 33_743_970_304,
     "tinyllama-1.1b": 1_100_048_384,
     "deepseek-r1-distill-qwen-1.5b": 1_777_088_000,
+    "deepseek-v3": 671_026_404_352,
     "deepseek-llm-7b": 6_910_365_696,
     "deepseek-coder-1.3b": 1_346_471_936,
     "deepseek-coder-6.7b": 6_740_512_768,
@@ -100,6 +102,14 @@ def test_a_row_of_known_models_has_no_value_without_a_column() -> None:
 def test_the_numbers_of_a_config_give_the_same_model(config: dict[str, Any], role: Role) -> None:
     text = json.dumps(config)
     assert architecture_in(shape_in(text), role) == shape_of(text, role)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen1.5-moe-a2.7b"])
+def test_shared_experts_are_told_by_a_known_name(name: str) -> None:
+    text = json.dumps({**KNOWN[name], "num_hidden_layers": 6})
+    shape = shape_in(text)
+    assert (shape.name, shape.num_hidden_layers) == (name, 6)
+    assert architecture_in(shape, "actor") == shape_of(text, "actor")
 
 
 def test_numbers_beside_a_name_replace_its_own() -> None:

@@ -136,3 +136,8 @@ def test_a_model_of_the_hub_needs_its_config_json(tmp_path: Path, monkeypatch: p
     assert found["model"]["parameters"] == known["model"]["parameters"]
     assert found["chosen"]["step_seconds"] == known["chosen"]["step_seconds"]
     assert answer("meta-llama/Llama-3.1-8B-Instruct --gpus h100=8")["chosen"] == known["chosen"]
+
+
+def test_a_generation_that_cannot_be_is_refused() -> None:
+    assert "spec.models.actor: is a deepseek_v3, whose layout in vLLM this trainer" in ask("deepseek-v3", MISTAKE)
+    assert "671 G parameters, of which 37.6 G are active" in ask("deepseek-v3 --algorithm SFT --gpus h100=8", UNFIT)

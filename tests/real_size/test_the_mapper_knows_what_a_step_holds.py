@@ -41,6 +41,7 @@ LARGE = (
     "four-layers-of-qwen3-30b-a3b-32k",
     "six-layers-of-deepseek-v3",
     "four-layers-of-qwen3-8b-131k",
+    "four-layers-of-llama-3-70b-65k",
     "qwen3-30b-a3b-16",
     "qwen3-235b-a22b-128",
     "qwen3-8b-8-131k",
@@ -101,7 +102,7 @@ def said(case: Case) -> dict[str, float]:
     held = states / case.ranks
     row = case.prompt + case.response
     tokens = min(case.rows * row // sizes.context, max(case.micro_batch_tokens, row // sizes.context))
-    longest = tokens * case.response / row
+    longest = tokens - tokens * sizes.context / row * case.prompt  # the first rank of a row holds its prompt
     several = case.rows * row > case.micro_batch_tokens * sizes.context
     how = memory.Update(recomputes=case.recompute, accumulates=several, gpu_memory=GPU_BYTES)
     (nodes,) = cluster_of(("h100-80g", max(case.ranks // 8, 1), 8)).groups

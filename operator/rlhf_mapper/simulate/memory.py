@@ -194,8 +194,8 @@ class _Stage:
     has_head: Numbers
     chunk: Numbers
     """Bytes for the logits of as many tokens as the head takes at once."""
-    of_a_token: float
-    """Bytes of each token for the final norm and the input of the head."""
+    of_a_token: Numbers
+    """Bytes of each token for the final norm, which tensor ranks share, and the input of the head."""
     in_flight: Numbers
     """Number of micro-batches whose activations the stage holds at the same time."""
 
@@ -224,7 +224,7 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
                 shards=model.layer_parameters * size / layouts.t * np.ceil(model.layers / layouts.p) * large,
                 has_head=has_head,
                 chunk=chunk * has_head,
-                of_a_token=model.hidden * (layer.FLOAT + 4 * size),
+                of_a_token=model.hidden * (2 * size + (layer.FLOAT + 2 * size) / layouts.t),
                 in_flight=layouts.p if first else 1 + 0 * layouts.p,
             )
         )

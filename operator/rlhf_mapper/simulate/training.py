@@ -84,7 +84,7 @@ def _collectives(passes: Passes, layouts: Layouts, bytes_: float, kind: Collecti
     The experts of a layer are gathered apart, since other ranks have their shards.
     """
     model, experts = passes.model, layouts.of_experts
-    of_experts = model.layers * model.expert_parameters
+    of_experts = (model.layers - model.dense[0]) * model.expert_parameters
     whole = (model.parameters - of_experts) / (layouts.p * layouts.t) * bytes_
     seconds = _collective(passes, layouts, whole, kind)
     if not of_experts:

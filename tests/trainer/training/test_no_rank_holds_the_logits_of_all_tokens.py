@@ -1,10 +1,14 @@
-"""The largest tensors and the peak of an update, counted op by op: they do not grow with tokens x vocabulary."""
+"""The largest tensors and the peak of an update, counted op by op: they do not grow with tokens x vocabulary.
+
+Nor has a rank more than its part of the vocabulary.
+"""
 
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -22,22 +26,25 @@ from tests.trainer.ranks import run_ranks
 VOCABULARY, CHUNK = 8191, 8
 """A vocabulary that 2 ranks cannot share evenly; the most rows of a chunk on one rank."""
 PARTS = (4096, 4095)
+PADDING = 5000
+"""A token of the second rank whose embedding learns nothing as an input."""
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the storages that ops made and that are alive, and the most rows of logits."""
+    """Counts the bytes of the storages that ops made and that are alive, the rows of logits and those of weights."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = LiveBytes()
         self.wide: dict[int, int] = {}
+        self.tall: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its ops on local tensors are counted
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor):  # by which DTensor works out shapes
                 self._note(tensor)
         return result
 
@@ -46,6 +53,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.dim() > 1 and tensor.shape[-1] in (VOCABULARY, *PARTS):
             rows = tensor.numel() // tensor.shape[-1]
             self.wide[tensor.shape[-1]] = max(rows, self.wide.get(tensor.shape[-1], 0))
+        if tensor.dim() == 2 and tensor.shape[0] in (VOCABULARY, *PARTS):
+            self.tall.add(tensor.shape[0])
 
 
 class Counted(NamedTuple):
@@ -53,6 +62,8 @@ class Counted(NamedTuple):
     """Bytes."""
     wide: dict[int, int]
     """The vocabulary or a rank's part of it, as the last dimension -> the most rows of a tensor that has it."""
+    tall: set[int]
+    """Those of the two that are the first dimension of a matrix: of a weight or its gradient."""
 
 
 def update(tensor: int, tokens: int, *, tied: bool) -> tuple[Counted, Tensor, Tensor]:
@@ -66,6 +77,7 @@ def update(tensor: int, tokens: int, *, tied: bool) -> tuple[Counted, Tensor, Te
         num_attention_heads=2,
         num_key_value_heads=2,
         tie_word_embeddings=tied,
+        pad_token_id=PADDING,
     )
     torch.manual_seed(0)
     model = LanguageModel(AutoModelForCausalLM.from_config(config))
@@ -73,13 +85,14 @@ def update(tensor: int, tokens: int, *, tied: bool) -> tuple[Counted, Tensor, Te
     use_attention(model.causal_lm, "Auto", device=torch.device("cpu"), dtype=torch.float32)
     sharded = shard(model, layout, compute_dtype=torch.float32, recompute_activations=False)
     ids = torch.randint(VOCABULARY, (2, tokens // 2), generator=torch.Generator().manual_seed(1))
+    ids[0, 3] = PADDING
     lengths = torch.full((2,), tokens // 2)
     given = ModelInput.of([TokenBatch(tokens=ids, lengths=lengths, read=torch.ones(ids.shape), entropy=True)])
     with Counting() as counting:
         found = sharded.module(given.tokens, given)
         (found.log_probs - 0.1 * found.entropy).square().mean().backward()
     embedding: Any = model.causal_lm.get_input_embeddings()
-    counted = Counted(counting.live.phase.host_peak, counting.wide)
+    counted = Counted(counting.live.phase.host_peak, counting.wide, counting.tall)
     return counted, found.log_probs.detach(), embedding.weight.grad.full_tensor()
 
 
@@ -104,6 +117,11 @@ def test_a_tensor_as_wide_as_the_vocabulary_has_a_chunks_rows(passes: dict[int, 
     assert alone.wide == {VOCABULARY: CHUNK}
     for rank, (_, (shared, _, _)) in enumerate(passes[2]):
         assert shared.wide == {PARTS[rank]: VOCABULARY * CHUNK // PARTS[rank]}
+
+
+def test_a_rank_has_the_gradient_of_its_part_of_the_vocabulary(passes: dict[int, Any]) -> None:
+    assert {tuple(counted.tall) for [(counted, _, _), _] in passes[1]} == {(VOCABULARY,)}
+    assert [counted.tall for [(counted, _, _), _] in passes[2]] == [{part} for part in PARTS]
 
 
 def test_ranks_that_share_the_vocabulary_compute_the_same(passes: dict[int, Any]) -> None:

@@ -29,6 +29,7 @@ from rlhf_trainer.training import attention
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
+from tests.trainer.families import FAMILIES as EVERY_FAMILY
 from tests.trainer.jobs import job
 from tests.trainer.tiny import FAMILIES, divisible_config
 
@@ -280,3 +281,14 @@ def test_flash_is_refused_where_it_cannot_run() -> None:
     model = AutoModelForCausalLM.from_config(divisible_config())
     with pytest.raises(ConfigError, match=r"spec\.training\.attention: Flash needs BF16 on GPUs from Ampere on"):
         use_attention(model, "Flash", device=torch.device("cpu"), dtype=torch.bfloat16)
+
+
+def test_flash_is_refused_for_values_narrower_than_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(deepcopy(EVERY_FAMILY["DeepSeek-V3"]))
+    on_gpu: dict[str, Any] = {"device": torch.device("cuda"), "dtype": torch.bfloat16}
+    with pytest.raises(ConfigError, match=r"and has values as wide as its keys; Auto takes what runs"):
+        use_attention(model, "Flash", **on_gpu)
+    use_attention(model, "Auto", **on_gpu)
+    assert model.config._attn_implementation == "documents_by_sdpa"

@@ -24,6 +24,7 @@ from rlhf_planning.sized_job import Training, document_of, placed_document, seco
 from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, nodes_for, size_job, wanted_gpus
 from rlhf_planning.timeline import interval_text, plain
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
+from rlhf_trainer.run.preconditions import require_generating
 from rlhf_trainer.run_folder.folder import writing
 
 TIMES = ("--deadline", "--step-time")
@@ -49,6 +50,7 @@ def size_and_print(
     def sized(sets: Sequence[str]) -> tuple[dict[str, Any], Job, Sizing]:
         document = document_of(model, training._replace(sets=sets))
         job = Job.parse(document)
+        require_generating([job], job, Path())
         return document, job, size_job(job, wanted, market, limits, training.lengths())
 
     def answer_of(sets: Sequence[str]) -> object:

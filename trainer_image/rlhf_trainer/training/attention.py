@@ -45,7 +45,7 @@ def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch
     if attention == "Flash" and not runs_flash:
         raise ConfigError(
             "spec.training.attention: Flash needs BF16 on GPUs from Ampere on, and a model that does not bound the "
-            "scores of attention (attn_logit_softcapping); Auto takes what runs"
+            "scores of attention (attn_logit_softcapping) and has values as wide as its keys; Auto takes what runs"
         )
     chosen = ("Flash" if runs_flash else "SDPA") if attention == "Auto" else attention
     model.config._attn_implementation = NAMES[chosen]  # noqa: SLF001 as above

@@ -16,7 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper as wrap_with_checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -277,8 +277,7 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
         else:
             parallelize_module(module, axis, made)
     if base.embed_tokens is not None:
-        cut = RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS)
-        parallelize_module(base.embed_tokens, axis, cut)
+        _cut_embedding(base.embed_tokens, axis)
     head = getattr(model, "lm_head", None)
     if head is not None and not isinstance(head, MissingLayer):
         parallelize_module(head, axis, ColwiseParallel())  # only its weight is used, see `head.likelihood`
@@ -286,6 +285,31 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
             head.weight = base.embed_tokens.weight
     for name in frozen:  # torch's SequenceParallel makes weights of norms trainable
         model.get_parameter(name).requires_grad_(requires_grad=False)
+
+
+def _cut_embedding(module: Any, axis: DeviceMesh) -> None:
+    """Make an embedding hold its rank's part of the vocabulary and return its rank's part of the tokens.
+
+    By torch's RowwiseParallel each rank would make the gradient of the whole vocabulary.
+    """
+    cut = distribute_tensor(module.weight.data, axis, [Shard(0)])
+    module.register_parameter("weight", nn.Parameter(cut, module.weight.requires_grad))
+    _, part = held_piece(cut)
+    own = range(part.starts[0], part.stops[0])
+    module.padding_idx = own.index(module.padding_idx) if module.padding_idx in own else None
+    module.forward = partial(_embed, module, module.forward, axis, own)
+
+
+def _embed(module: Any, embed: Callable[[Tensor], Tensor], axis: DeviceMesh, own: range, ids: Tensor) -> Tensor:
+    """Return the embeddings [1, N / t, H] of token ids [1, N]; each rank adds those of its `own` ids."""
+    is_other = (ids < own.start) | (ids >= own.stop)
+    vars(module)["weight"] = module.weight.to_local()  # hides the DTensor, by which the gradient would be whole
+    try:
+        hidden = embed((ids - own.start).masked_fill(is_other, 0)).masked_fill(is_other[..., None], 0)
+    finally:
+        del vars(module)["weight"]
+    summed = DTensor.from_local(hidden, axis, [Partial()], run_check=False).redistribute(placements=[TOKENS])
+    return summed.to_local()
 
 
 def impossible_sizes(
