@@ -13,6 +13,7 @@ STAMP := .venv/installed
 PEERS := .venv-peers
 MLFLOW := .venv-mlflow
 TEMPLATES := .venv-trl
+LM_EVAL := .venv-lm-eval
 TRL := 1.16.0
 TRL_WITH_PPO := 1.12.0 # the last one that has it
 VERL := verl==0.9.1 tensordict==0.15.3 omegaconf==2.4.0 codetiming==1.4.0 orjson==3.13.0 pyvers==0.2.3
@@ -26,7 +27,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: docs help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full images wheel lint house format generate bench bench-peers mlflow-server accept lock clean
+.PHONY: docs help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full images wheel lint house format generate bench bench-peers mlflow-server lm-eval accept lock clean
 
 # pytest keeps its rewritten modules for the next run.
 unexport PYTHONDONTWRITEBYTECODE
@@ -98,7 +99,7 @@ cluster-programs: install ## Build Kubernetes and KubeRay for the tests, once (n
 # Tests whose ranks compute together by gloo; under DETAIL a rank that is lost shows two minutes later.
 GLOO := checkpoint controller environments hybrid_engine placement rewards training
 LOST := tests/trainer/placement/test_a_lost_generator_is_replaced.py
-test-full: lint cluster-programs mlflow-server $(TEMPLATES)/installed ## All tests, with the long ones (builds Kueue too)
+test-full: lint cluster-programs mlflow-server lm-eval $(TEMPLATES)/installed ## All tests, with the long ones (builds Kueue too)
 	$(BIN)/python -m tests.cluster.build kueue
 	$(PYTEST) -m "not gpu" --durations=20
 	TORCH_DISTRIBUTED_DEBUG=DETAIL $(PYTEST) -m "not gpu and not slow" $(addprefix tests/trainer/,$(GLOO)) --ignore $(LOST)
@@ -164,6 +165,16 @@ $(MLFLOW)/installed: $(STAMP)
 	$(UV) pip install --quiet --compile-bytecode --python $(MLFLOW)/bin/python --no-deps \
 		mlflow==$$(sed -n 's/^mlflow-skinny==//p' $(LOCK)) alembic==1.20.1 graphene==3.4.3 graphql-core==3.2.14 \
 		graphql-relay==3.2.0 huey==3.5.4 mako==1.4.3 sqlalchemy==2.1.9
+	@touch $@
+
+lm-eval: $(LM_EVAL)/installed ## Put lm-eval, which a test of `rlhf serve` runs, into .venv-lm-eval
+
+# What it needs beside the packages of .venv.
+$(LM_EVAL)/installed: $(STAMP) requirements/lm-eval.lock
+	$(UV) venv --quiet --clear --python $(BIN)/python $(LM_EVAL)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$($(LM_EVAL)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth
+	$(UV) pip install --quiet --compile-bytecode --python $(LM_EVAL)/bin/python --no-deps -r requirements/lm-eval.lock
 	@touch $@
 
 accept: cluster-programs $(TEMPLATES)/installed ## Run the golden path and print what was measured as one JSON (ROWS=run,resume: some rows; SCRIPTS=FOLDERS: scripts to import)

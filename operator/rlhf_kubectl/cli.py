@@ -11,11 +11,13 @@ from typing import Annotated
 import typer
 from typer._completion_classes import completion_init
 
+from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import SpecError
-from rlhf_kubectl.jobs import ENDED_PHASES, find_job, head_of, line_of, list_jobs, pods_of, seen_of
+from rlhf_kubectl.jobs import ENDED_PHASES, find_job, head_of, line_of, list_jobs, pods_of, seen_of, settings_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
+from rlhf_operator.settings import Settings
 from rlhf_planning.command_line import Context, Follow, Namespace, Once, Program, print_errors
 from rlhf_planning.job_table import show
 from rlhf_planning.numbers import size_text
@@ -168,6 +170,24 @@ def fetch(
 
     files, size = ClusterJob(job, namespace=namespace, context=context).fetch(folder, image)
     typer.echo(f"{folder}: {files} files, {size_text(size)}")
+
+
+@command("kubectl rlhf serve helpful-ppo")
+def serve(
+    job: JobName,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs; default: 1 if the job ran on GPUs.")] = None,
+    image: Annotated[str | None, typer.Option("--image", help="Trainer's image; default: the job's.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Print the Deployment and the Service that serve a job's model from its claim, by OpenAI's API on port 8000."""
+    from rlhf_kubectl.serve import manifests
+
+    kubectl = Kubectl(context, namespace)
+    found = find_job(kubectl, job)
+    settings = settings_of(kubectl, found.namespace) or Settings()
+    documents = manifests(found, settings, image=image, gpus=gpus)
+    typer.echo("---\n".join(kubectl_yaml.write(each) for each in documents), nl=False)
 
 
 def main() -> None:

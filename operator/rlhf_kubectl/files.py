@@ -69,10 +69,7 @@ def show(kubectl: Kubectl, job: ObservedJob, file: str, image: str | None) -> No
 @contextmanager
 def claim_pod(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) -> Iterator[str]:
     """Run a pod that mounts the claim during the block, and yield the pod's name."""
-    used = image or job.status.image
-    if not used:
-        lacks = f"no attempt of {job.name} has its image in the status (status.image)"
-        raise KubectlError(f"{lacks}: name an image with sh and tar by --image")
+    used = image_for(job, image)
     pods = PODS.path(job.namespace)
     pod = raw.text(kubectl.create(pods, manifest(job, claim, used)), "metadata", "name")
     try:
@@ -81,6 +78,14 @@ def claim_pod(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None)
         yield pod
     finally:
         kubectl.delete(f"{pods}/{pod}?gracePeriodSeconds=0")
+
+
+def image_for(job: ObservedJob, image: str | None) -> str:
+    """Return the requested image, or else that of the job's pods. KubectlError if it is unknown."""
+    if used := image or job.status.image:
+        return used
+    lacks = f"no attempt of {job.name} has its image in the status (status.image)"
+    raise KubectlError(f"{lacks}: name an image with sh and tar by --image")
 
 
 def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:

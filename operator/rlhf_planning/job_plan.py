@@ -103,6 +103,12 @@ def notes_of(mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapp
     return notes
 
 
+def notes_on_drafts(job: Job) -> list[str]:
+    """Return a sentence that a plan leaves out speculative decoding, if the job uses it."""
+    words = "rollout.speculation is not predicted: how many drafts are accepted is known only by trying."
+    return [words] * (job.spec.rollout.speculation is not None)
+
+
 def networks_of(cluster: Cluster) -> Iterator[str]:
     """Yield sentences on the network speed between the nodes of each node group, then between its zones."""
     usual = ", as is usual with them; an --inventory can say otherwise"

@@ -92,6 +92,7 @@ def _pool(name: str, models: str, slots: object = 1) -> str:
 
 
 ELASTIC = _pool("writers", "rollout").replace("name:", "maxNodes: 3, name:")
+DRAFTS = "rollout.speculation={method: NGram, tokens: 3}"
 APART = _pools(ALL, _pool("writers", "rollout", 3))
 ELSEWHERE = "rollout.endpoints=['http://a:8000', 'https://b/vllm']"
 
@@ -253,6 +254,7 @@ RIGHT: dict[str, Case] = {
     ),
     "responses that may be stale": Case("GRPO", (APART.replace("critic, ", ""), "rollout.maxStaleness=2")),
     "a pool that grows": Case("PPO", (_pools(ALL, ELASTIC),)),
+    "drafts for responses": Case("PPO", (DRAFTS,)),
     "responses that go on over new weights": Case("PPO", ("rollout.maxStaleness=2", "rollout.partial=Continue")),
     "experts of the generator": Case("GRPO", ("rollout.routing=Replay",)),
     "experts of the trainer": Case("OnlineDPO", ("rollout.routing=Recompute",)),
@@ -382,6 +384,9 @@ WRONG: dict[str, Case] = {
     "stale responses of what trains nothing": Case(
         "Generate", ("rollout.maxStaleness=1",), "spec.rollout.maxStaleness"
     ),
+    "drafts and new weights": Case(
+        "PPO", (APART, DRAFTS, "rollout.maxStaleness=2", "rollout.partial=Continue"), "spec.rollout.partial"
+    ),
     "responses that no weights meet": Case("PPO", (APART, "rollout.partial=Restart"), "spec.rollout.partial"),
     "responses of engines elsewhere that begin again": Case(
         "PPO", (ELSEWHERE, "rollout.maxStaleness=1", "rollout.partial=Restart"), "spec.rollout.partial"
@@ -412,6 +417,11 @@ WRONG: dict[str, Case] = {
     "invariant engines elsewhere": Case(
         "PPO", (ELSEWHERE, "rollout.batchInvariant=true"), "spec.rollout.batchInvariant"
     ),
+    "drafts of engines elsewhere": Case("PPO", (ELSEWHERE, DRAFTS), "spec.rollout.endpoints"),
+    "drafts beside minP": Case("PPO", (DRAFTS, "rollout.minP=0.1"), "spec.rollout.minP"),
+    "drafts of stages": Case("PPO", (DRAFTS, "rollout.pipelineParallel=2"), "spec.rollout.pipelineParallel"),
+    "drafts by a model": Case("PPO", ("rollout.speculation={method: Draft}",), "spec.rollout.speculation.method"),
+    "drafts and experts": Case("PPO", (DRAFTS, "rollout.routing=Replay"), "spec.rollout.routing"),
     "eager engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.enforceEager=true"), "spec.rollout.enforceEager"),
     "episodes elsewhere": Case(
         "PPO", (ELSEWHERE, "rollout.environment={entrypoint: 'a:b'}"), "spec.rollout.environment"

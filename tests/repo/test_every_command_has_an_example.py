@@ -80,7 +80,7 @@ def test_help_and_version_need_nothing_heavy(module: str, program: str) -> None:
 def test_kubectl_can_complete_commands_of_the_plugin() -> None:
     program = Path(sys.executable).with_name("kubectl_complete-rlhf")
     done = subprocess.run([program, "s"], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["suspend", "save-now", ":4"], done.stderr
+    assert done.stdout.split() == ["suspend", "save-now", "serve", ":4"], done.stderr
 
 
 def test_shells_can_complete_commands() -> None:

@@ -14,6 +14,7 @@ from rlhf_api.checks.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_c
 from rlhf_api.checks.log_prob_rules import STALE, corrections, log_probs
 from rlhf_api.checks.parallel_rules import experts_of_actor, sizes_of_generation
 from rlhf_api.checks.rule import NAME, Rule, algorithm
+from rlhf_api.checks.speculation_rules import speculation
 from rlhf_api.checks.teacher_rules import distillation
 from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
@@ -332,7 +333,7 @@ def _apart() -> Iterator[Rule]:
 
 PARTS = (
     *(_models, _shapes, experts_of_actor, _algorithm, _batches, _sampling, log_probs, corrections),
-    *(_lengths, _pretraining, _placement, _apart, distillation, user_code, pods),
+    *(_lengths, _pretraining, _placement, _apart, distillation, user_code, pods, speculation),
 )
 RULES = tuple(rule for part in PARTS for rule in part())
 

@@ -37,6 +37,17 @@ class RestrictsSampling:
     """Name of the field in vLLM's SamplingParams; empty for a field that also holds for greedy responses."""
 
 
+class Speculation(Spec):
+    """How vLLM drafts tokens ahead, which the model then accepts or replaces: the distribution stays the model's."""
+
+    method: Literal["NGram", "Suffix"]
+    """Source of drafts. NGram: the place where the last tokens came before in prompt and response. Suffix: the same by
+    frequencies, with the package arctic-inference.
+    """
+    tokens: Annotated[int, Field(ge=1, le=32), WHOLE] = 4
+    """Largest number of tokens drafted at a time."""
+
+
 class Rollout(Spec):
     """How responses are sampled."""
 
@@ -99,6 +110,8 @@ class Rollout(Spec):
     """Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."""
     batch_invariant: bool = False
     """Compute a response on GPUs as if it were alone: vLLM's batch-invariant mode. It slows the trainer's NCCL too."""
+    speculation: Speculation | None = None
+    """Draft tokens ahead, which costs computation and saves steps of the model; unset: no drafts."""
 
     @property
     def is_rounded(self) -> bool:

@@ -15,7 +15,7 @@ from tests.cluster.plugin import kubectl, rlhf, told
 from tests.cluster.settings import ROOT
 from tests.cluster.stage import Lives, small_job, stage
 
-PLAYED, BROKEN, READER = "played", "broken", "helpful-ppo"
+PLAYED, BROKEN, SERVED, READER = "played", "broken", "served", "helpful-ppo"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,27 @@ def test_plan_says_what_the_operator_says(lives: Lives, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr[:7]) == (2, "error: ")
 
 
+def test_the_server_takes_the_manifests_that_serve_a_job(lives: Lives, tmp_path: Path) -> None:
+    lives.apply(small_job(SERVED, lives.jobs.namespace))
+    output = lives.through(SERVED)["output"]["uri"]
+    claim, _, path = output.removeprefix("pvc://").partition("/")
+    (tmp_path / "served.yaml").write_text(ask(lives, "serve", SERVED, "--gpus", 2))
+    words = ("create", "--dry-run=server", "--validate=strict", "--output=yaml", f"--filename={tmp_path}/served.yaml")
+    done = kubectl(lives.jobs.server, *words)
+    assert done.returncode == 0, done.stderr
+    deployment, service = kubectl_yaml.read(done.stdout, "")
+    pod = deployment["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    assert pod["volumes"][-1]["persistentVolumeClaim"] == {"claimName": claim, "readOnly": True}
+    assert server["command"][:3] == ["rlhf", "serve", f"/claim/{path}"]
+    assert server["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert server["image"] == lives.jobs.status(SERVED)["image"]
+    assert server["readinessProbe"]["httpGet"]["path"] == "/health"
+    chosen = service["spec"]["selector"].items()
+    assert chosen <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert "limits" not in ask(lives, "serve", SERVED)
+
+
 def test_kubectl_completes_names_of_jobs(lives: Lives) -> None:
     done = kubectl(lives.jobs.server, "__complete", "rlhf", "why", "-n", lives.jobs.namespace, "pl")
     assert done.stdout.splitlines()[0] == PLAYED, done.stderr
@@ -102,6 +123,7 @@ def test_kubectl_completes_names_of_jobs(lives: Lives) -> None:
         (("logs", BROKEN, "--attempt", 2), 2, f"{BROKEN} has had 1 attempt;"),
         (("save-now", READER), 2, "no head pod that runs"),
         (("fetch", BROKEN, "model"), 2, f"{BROKEN} has made nothing yet"),
+        (("serve", BROKEN), 2, f"{BROKEN} has made no model yet"),
         (("suspend", BROKEN), 2, f"{BROKEN} has ended"),
         (("top", "--context", "nowhere"), 4, "nowhere"),
     ],

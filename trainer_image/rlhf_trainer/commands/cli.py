@@ -18,8 +18,8 @@ from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import Problem, SpecError
 from rlhf_planning.command_line import Follow, Once, Program, print_errors
 from rlhf_planning.lengths import METAVAR
+from rlhf_trainer.commands import serve_command, size_command
 from rlhf_trainer.commands.ending import ending
-from rlhf_trainer.commands.size_command import declare as declare_size
 from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.run.stopping import Stopped, heeded
 from rlhf_trainer.run_folder.attempt import write_exit
@@ -100,7 +100,6 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Write a model's responses to prompts as a data set; --set adds settings, such as a reward."""
-
     from rlhf_trainer.run_folder.folder import writing
 
     spec = {
@@ -207,7 +206,8 @@ def plan(
     print_unused_sets(() if graph else sets or (), lambda kept: [vars(each) | {"job": ""} for each in plans_with(kept)])
 
 
-declare_size(program)
+for each in (size_command, serve_command):
+    each.declare(program)
 
 
 @command("rlhf checkpoints runs/first")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -92,9 +93,7 @@ def engine_arguments(
     device: dict[str, Any] = (
         {"gpu_memory_utilization": share, "enable_sleep_mode": True, **SETTINGS["nccl_only"]}
         if on_gpu
-        else _cache_on_cpu(
-            config, max_tokens, sequences, layers=layers, shards=shards, size=1 if rollout.kv_cache else 4
-        )
+        else _cache_on_cpu(config, rollout, max_tokens, sequences, layers=layers, shards=shards)
     )
     return {
         "dtype": str(dtype).removeprefix("torch."),
@@ -112,8 +111,22 @@ def engine_arguments(
         **({"kv_cache_dtype": "fp8"} if rollout.kv_cache else {}),
         **device,
         **(SETTINGS["returns_experts"] if on_gpu and returns_experts else {}),
+        **_drafts(rollout, stages=len(stage_layers)),
         **(SETTINGS["backend"] if uses_modules(config, trust_remote_code=trust_remote_code) else {}),
     }
+
+
+def _drafts(rollout: Rollout, *, stages: int) -> dict[str, Any]:
+    """Return vLLM's configuration of speculative decoding. ConfigError for what was not tried, or a missing package."""
+    if not rollout.speculation:
+        return {}
+    if rollout.routing == "Replay" or stages > 1:
+        why = "the generator has pipeline stages" if stages > 1 else "rollout.routing is Replay"
+        raise ConfigError(f"spec.rollout.speculation: is given, but {why}, which was not tried with drafts")
+    method, tokens = rollout.speculation.method, rollout.speculation.tokens
+    if method == "Suffix" and find_spec("arctic_inference") is None:
+        raise ConfigError("spec.rollout.speculation.method: is Suffix, but the package arctic-inference is missing")
+    return {"speculative_config": {"num_speculative_tokens": tokens, **SETTINGS[f"speculation_{method}"]}}
 
 
 def _overrides(config: PreTrainedConfig, rollout: Rollout) -> dict[str, Any]:
@@ -130,13 +143,14 @@ def _overrides(config: PreTrainedConfig, rollout: Rollout) -> dict[str, Any]:
 
 
 def _cache_on_cpu(
-    config: PreTrainedConfig, max_tokens: int, sequences: int, *, layers: int, shards: int, size: int
+    config: PreTrainedConfig, rollout: Rollout, max_tokens: int, sequences: int, *, layers: int, shards: int
 ) -> dict[str, Any]:
     """Return vLLM's options for a KV cache that holds `sequences` full-length responses at once.
 
-    layers: of this rank's stage; shards: tensor-parallel ranks; size: largest bytes of an element. The number of blocks
-    is given too, as all stages must use the same. MemoryProblem when the machine has less memory than that.
+    layers: of this rank's stage; shards: tensor-parallel ranks. The number of blocks is given too, as all stages must
+    use the same, and a step's tokens, as drafts are never cut. MemoryProblem when the machine has less memory.
     """
+    size, drafted = 1 if rollout.kv_cache else 4, rollout.speculation.tokens if rollout.speculation else 0
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks = sequences * -(-max_tokens // CPU_BLOCK_TOKENS) + 1
@@ -148,5 +162,6 @@ def _cache_on_cpu(
             f"prompts takes {needed / GIB:.0f} GiB, and this machine has {there / GIB:.0f} GiB"
         )
     # A prompt whose tokens come in two steps has its random generator set back, which torch does on GPUs only.
-    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_tokens + sequences, CPU_STEP_TOKENS)}
+    most = max(max_tokens + sequences * (1 + drafted), CPU_STEP_TOKENS)
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": most}
     return {"kv_cache_memory_bytes": needed, "num_gpu_blocks_override": blocks, **whole}

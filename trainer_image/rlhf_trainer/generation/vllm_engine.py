@@ -17,7 +17,13 @@ from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.expert_rows import ExpertRows
 from rlhf_trainer.generation.routed_experts import ReturnedExperts
 from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment, sampling_arguments
-from rlhf_trainer.generation.vllm_patches import classes_inspected_here, groups_on, modules_served, other_groups_kept
+from rlhf_trainer.generation.vllm_patches import (
+    classes_inspected_here,
+    groups_on,
+    mend_drafts,
+    modules_served,
+    other_groups_kept,
+)
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 Part = Literal["weights", "kv_cache"]
@@ -92,7 +98,7 @@ class GenerationEngine:
         """True on the first rank of an engine, False on the engine's other ranks."""
         self._device, self._on_gpu = device, device.type == "cuda"
         self._awake: set[Part] = {"weights", "kv_cache"}
-        self._measured_bytes, self._cache_peak = 0, 0.0
+        self._measured_bytes, self._cache_peak, self._drafts = 0, 0.0, (0, 0)
         self.version = -1
         """Policy version of the engine's weights, set by the caller that loads weights."""
         self.before_token: Callable[[], None] = lambda: None
@@ -176,6 +182,24 @@ class GenerationEngine:
         peak, self._cache_peak = self._cache_peak, 0.0
         return peak
 
+    def drafts(self) -> tuple[int, int]:
+        """Return (accepted, drafted) tokens of speculative decoding since the last call."""
+        drafts, self._drafts = self._drafts, (0, 0)
+        return drafts
+
+    def _watch_drafts(self, scheduler: Any) -> None:
+        if self._rollout.speculation is None:
+            return
+        if not self._on_gpu:
+            mend_drafts()
+        count = scheduler.make_spec_decoding_stats
+
+        def counted(stats: Any, num_draft_tokens: int, num_accepted_tokens: int, *others: Any, **named: Any) -> Any:
+            self._drafts = (self._drafts[0] + num_accepted_tokens, self._drafts[1] + num_draft_tokens)
+            return count(stats, num_draft_tokens, num_accepted_tokens, *others, **named)
+
+        scheduler.make_spec_decoding_stats = counted
+
     def _watch_cache(self) -> None:
         scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
         schedule = scheduler.schedule
@@ -186,6 +210,7 @@ class GenerationEngine:
             return planned
 
         scheduler.schedule = watched
+        self._watch_drafts(scheduler)
 
     def close(self) -> None:
         """End vLLM's engine, so that another engine can start in this process."""

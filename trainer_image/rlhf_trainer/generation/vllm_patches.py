@@ -1,4 +1,4 @@
-"""Patches of vLLM: groups on given ranks, an end that leaves other groups, model classes inspected in this process."""
+"""Patches of vLLM: groups on given ranks, an end that leaves other groups, classes inspected here, drafts on CPU."""
 
 import glob
 import os
@@ -10,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rlhf_trainer.generation.families import has_own_class
@@ -93,3 +95,23 @@ def modules_served(code_revision: str | None) -> Iterator[None]:
     undecorated = patch.object(base.Base, "_decorate_for_torch_compile", lambda _: None)
     with patch.object(base, "AutoModel", served), undecorated:
         yield
+
+
+def mend_drafts() -> None:
+    """Make speculative decoding on CPU use the temperature, top-k and top-p of each row.
+
+    vLLM 0.32 expands these numbers into a copy, as integers, and drops the copy. So drafts are judged by numbers that
+    nobody wrote. Steps without drafts fail with a top-k.
+    """
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    def expand(values: Tensor, ends: Tensor, total: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
+        counts = ends.diff(prepend=ends.new_zeros(1))
+        kept = torch.where(values == replace_from, values.new_tensor(replace_to), values)
+        return kept.repeat_interleave(counts, output_size=total)
+
+    def restrict(logits: Tensor, *limits: Tensor | None) -> Tensor:
+        return apply_top_k_top_p(logits, *limits) if len(logits) else logits
+
+    rejection_sampler.expand_batch_to_tokens, rejection_sampler.apply_top_k_top_p = expand, restrict

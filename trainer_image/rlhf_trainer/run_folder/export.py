@@ -20,11 +20,12 @@ from rlhf_trainer.training.models import Adapter
 from rlhf_trainer.training.saving import CONFIG_FOLDER, atomic_folder, saved_weights, write_weights
 
 
-def export(uri: str, folder: Path, *, merges: bool) -> None:
+def export(uri: str, folder: Path, *, merges: bool | None) -> None:
     """Write the trained model of a checkpoint to a new folder.
 
-    An adapter becomes a PEFT directory or, with `merges`, one model together with its base weights. Raises SpecError
-    for an address that is no whole checkpoint, for `merges` without an adapter, and for a folder that is not empty.
+    An adapter becomes a PEFT directory or, unless `merges` is False, one model together with its base weights. Raises
+    SpecError for an address that is no whole checkpoint, for `merges` True without an adapter, and for a folder that
+    is not empty.
     """
     checkpoint = _whole_checkpoint(uri)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -43,7 +44,7 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
     if merges and not adapter:
         raise SpecError([Problem(uri, "is of a job without an adapter, so there is nothing to merge")])
     with atomic_folder(folder.resolve()) as unfinished:
-        if adapter and not merges:
+        if adapter and merges is False:
             write_adapter(adapter, weights, unfinished)
             return
         with storage_errors(uri):

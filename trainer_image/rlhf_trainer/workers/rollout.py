@@ -133,6 +133,8 @@ class Generation:
         done = float((costs.of(whole) - costs.of(whole - read)).sum())
         recorder.add("flops/generation", costs.flops(done, float(read.sum())))
         recorder.maximum("kv_cache_used", self.engine.cache_peak())
+        if self._spec.rollout.speculation:
+            recorder.mean("draft_acceptance", *map(float, self.engine.drafts()))
 
     def close(self) -> None:
         """End the engine and the environments of this rank."""
