@@ -53,7 +53,7 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
         result = map_job(job, snapshot, used)
         _print_answer(console, job.name, result.reason, result.message, has_place=result.mapping is not None)
         if result.answer:
-            notes = [*notes_of(result.answer, Cluster(), shapes_of(job, snapshot).known), *notes_on_drafts(each)]
+            notes = [*notes_of(result.answer, Cluster(), shapes_of(job, snapshot).known), *notes_on_drafts(job)]
             title = f"{job.name}, a step of {job.spec.algorithm.name}"
             with printing() as wide:
                 explain(result.answer, title=title, console=wide, notes=notes)

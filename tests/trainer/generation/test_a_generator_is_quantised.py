@@ -95,8 +95,8 @@ def trained(folder: str) -> nn.Module:
         model(rows, labels=rows).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    model.eval()
-    return model
+    learnt: nn.Module = model.eval()
+    return learnt
 
 
 def answers(folder: str, rollout: Rollout, state: dict[str, Tensor]) -> dict[str, Any]:

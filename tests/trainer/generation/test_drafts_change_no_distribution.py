@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_a_difference_of_a_few_percent_would_be_seen() -> None:
 )
 def test_what_cannot_draft_is_refused(tmp_path: Path, rollout: Rollout, stages: tuple[int, ...], sentence: str) -> None:
     config = AutoConfig.from_pretrained(save_config(tmp_path, "llama"))
-    sizes = {"max_tokens": 64, "max_sequences": 8, "shards": 1, "stage_layers": stages}
+    sizes: dict[str, Any] = {"max_tokens": 64, "max_sequences": 8, "shards": 1, "stage_layers": stages}
     with pytest.raises(ConfigError, match=sentence):
         engine_arguments(config=config, rollout=rollout, on_gpu=False, dtype=torch.float32, **sizes)
 
@@ -123,7 +124,7 @@ def test_what_cannot_draft_is_refused(tmp_path: Path, rollout: Rollout, stages: 
 def test_no_draft_is_cut_by_the_tokens_of_a_step(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(save_config(tmp_path, "llama"))
     rollout = Rollout(speculation=Speculation(method="NGram", tokens=32))
-    sizes = {"max_tokens": 64, "max_sequences": 256, "shards": 1, "stage_layers": ()}
+    sizes: dict[str, Any] = {"max_tokens": 64, "max_sequences": 256, "shards": 1, "stage_layers": ()}
     made = engine_arguments(config=config, rollout=rollout, on_gpu=False, dtype=torch.float32, **sizes)
     assert made["max_num_batched_tokens"] >= 256 * 33 + 64
     assert made["speculative_config"]["num_speculative_tokens"] == 32

@@ -350,8 +350,8 @@ def import_(
         typer.echo(text, nl=not is_manifest, err=not is_manifest)
 
 
-for each in entry_points(group="rlhf.commands"):
-    each.load()(program)
+for point in entry_points(group="rlhf.commands"):
+    point.load()(program)
 
 
 def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list[Job]:
