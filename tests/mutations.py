@@ -31,6 +31,7 @@ ADVANTAGES = f"{OPS}/test_advantages_follow_their_definition.py"
 GROUPS = f"{OPS}/test_a_response_is_compared_with_its_group.py"
 KTO = "tests/trainer/training/test_kto_follows_its_paper.py"
 LOSSES = f"{OPS}/test_losses_are_shares_of_a_global_mean.py"
+CORRECTIONS = f"{OPS}/test_rollouts_are_corrected_as_their_papers_say.py"
 KL = f"{OPS}/test_the_kl_estimators_estimate_the_divergence.py"
 RATES = "tests/trainer/training/test_optimizer_steps_use_the_rate_of_their_schedule.py"
 RESHARD = "tests/trainer/hybrid_engine/test_a_plan_moves_what_is_lacking_and_no_more.py"
@@ -124,7 +125,9 @@ MUTATIONS = (
     ops("losses", "error = torch.maximum(error", "error = torch.minimum(error", LOSSES),
     ops("losses", "keep(chosen - rejected, weight)", "keep(rejected - chosen, weight)", LOSSES),
     ops("losses", "torch.where(safe > 0, -costs, costs)", "torch.where(safe > 0, costs, -costs)", LOSSES),
-    ops("losses", "ratio.clamp(max=cap)", "ratio.clamp(min=cap)", LOSSES),
+    ops("rollout_correction", "plain.clamp(min=low, max=high)", "plain.clamp(min=low)", CORRECTIONS),
+    ops("rollout_correction", "(plain < low) | (plain > high)", "plain > high", CORRECTIONS),
+    ops("rollout_correction", "< (correction.veto or 0.0)", "> (correction.veto or 9.0)", CORRECTIONS),
     ops("kl", "return -log_ratio", "return log_ratio", KL),
     ops("kl", "return 0.5 * log_ratio.square()", "return log_ratio.square()", KL),
     ops("kl", "torch.expm1(log_ratio) - log_ratio", "torch.expm1(-log_ratio) + log_ratio", KL),
