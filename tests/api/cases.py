@@ -420,6 +420,11 @@ WRONG: dict[str, Case] = {
     "drafts of engines elsewhere": Case("PPO", (ELSEWHERE, DRAFTS), "spec.rollout.endpoints"),
     "drafts beside minP": Case("PPO", (DRAFTS, "rollout.minP=0.1"), "spec.rollout.minP"),
     "drafts of stages": Case("PPO", (DRAFTS, "rollout.pipelineParallel=2"), "spec.rollout.pipelineParallel"),
+    "drafts of rounded engines": Case("PPO", (DRAFTS, "rollout.quantization=Int8"), "spec.rollout.quantization"),
+    "drafts with a rounded cache": Case("PPO", (DRAFTS, "rollout.kvCache=FP8"), "spec.rollout.kvCache"),
+    "weights of a rounded cache under topP": Case(
+        "PPO", ("rollout.kvCache=FP8", "rollout.topP=0.5"), "spec.rollout.kvCache"
+    ),
     "drafts by a model": Case("PPO", ("rollout.speculation={method: Draft}",), "spec.rollout.speculation.method"),
     "drafts and experts": Case("PPO", (DRAFTS, "rollout.routing=Replay"), "spec.rollout.routing"),
     "eager engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.enforceEager=true"), "spec.rollout.enforceEager"),
