@@ -22,7 +22,7 @@ from tests.repo.tree import ROOT
 from tests.trainer.outputs.conftest import step_report
 
 TRAINER = ROOT / "trainer_image" / "rlhf_trainer"
-RENAMED = {"tokens": "tokens_per_second", "peak_flops": "mfu"}
+RENAMED = {"tokens": "tokens_per_second", "peak_flops": "mfu", "correction/squared_weight": "correction/effective_size"}
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from transformers import DeepseekV3Config
 from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
@@ -87,11 +88,14 @@ def test_a_mistake_is_told(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["gpt_oss", "deepseek_v3"])
 def test_no_plan_is_made_for_a_family_that_cannot_generate(kind: str, place: str, manifest: Path) -> None:
     config = {**json.loads(LLAMA_7B), "model_type": kind}
+    if kind == "deepseek_v3":
+        config = DeepseekV3Config().to_dict()
     shape = []
     if place == "config.json":
         (manifest.parent / "llama" / "config.json").write_text(json.dumps(config))
     else:
-        shape = [f"--set=models.actor.shape={{name: llama-2-7b, modelType: {kind}}}"]
+        name = "deepseek-v3" if kind == "deepseek_v3" else f"llama-2-7b, modelType: {kind}"
+        shape = [f"--set=models.actor.shape={{name: {name}}}"]
     done = CliRunner().invoke(app, ["plan", str(manifest), *TWO_NODES, *shape])
     assert (done.exit_code, done.stdout) == (ExitCode.SPEC, "")
     assert f"ppo: spec.models.actor: is a {kind}, whose layout in vLLM this trainer does not know" in done.stderr

@@ -95,7 +95,7 @@ def test_a_gate_and_a_mean_of_weights_need_a_pass(tmp_path: Path) -> None:
 
 def test_the_mismatch_is_measured_by_estimator_and_by_quarter(tmp_path: Path) -> None:
     (record, _), _, _ = measured(GRPO, "helpful-grpo", tmp_path, [TRUNCATED])
-    quarters = [record[f"kl/rollout_quarter_{number}"] for number in (1, 2, 3, 4)]
+    quarters = [record[f"kl_rollout_quarter/{number}"] for number in (1, 2, 3, 4)]
     assert min(quarters) < record["kl/rollout"] < max(quarters)
     assert 0.0 < record["kl/rollout_k2"] != record["kl/rollout"]
     assert record["correction/vetoed"] == 0.0

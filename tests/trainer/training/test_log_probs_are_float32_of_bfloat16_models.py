@@ -57,7 +57,7 @@ def read_and_updated(folder: str) -> tuple[Likelihood, float, float]:
 
 def test_sums_are_float32_and_an_update_runs(tmp_path: Path) -> None:
     [(found, norm, moved)] = run_kept_ranks(1, read_and_updated, save_tiny(tmp_path, seed=1))
-    for values in found:
+    for values in (found.log_probs, found.entropy):
         assert values.dtype == torch.float32
         assert not torch.equal(values, values.bfloat16().float())  # no sum was rounded on its way
     assert norm > 0

@@ -118,11 +118,9 @@ DAPO = {
     "rolloutCorrection": {"mode": "Mask"},
     "kl": {"estimator": "K2"},
 }
-GSPO = {
-    "name": "GRPO",
-    "ratio": "Sequence",
-    "clipRange": 3e-4,
-    "clipRangeHigh": 4e-4,
+GSPO = {"name": "GRPO", "ratio": "Sequence", "clipRange": 3e-4, "clipRangeHigh": 4e-4}
+CORRECTED = {
+    **GSPO,
     "rolloutCorrection": {"level": "Sequence", "mode": "Clip", "low": 0.2, "high": 4.0, "veto": 0.2, "normalize": True},
 }
 ROBUST = {"name": "OnlineDPO", "loss": "Robust", "labelSmoothing": 0.1, "lengthNormalized": True}
@@ -132,6 +130,7 @@ GROUPS = {"training": RL, "rollout": {"samplesPerPrompt": 2}}
 SPECS: dict[str, dict[str, Any]] = {
     "DAPO": {"algorithm": DAPO, **GROUPS},
     "GSPO": {"algorithm": GSPO, **GROUPS},
+    "corrected": {"algorithm": CORRECTED, **GROUPS},
     "RLOO": {"algorithm": {"name": "RLOO", "rolloutCorrection": {"cap": 1.1}}, **GROUPS},
     "Distillation": {"algorithm": DISTILLATION, **GROUPS},
     "SFT": {"algorithm": {"name": "SFT"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
@@ -160,6 +159,7 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "PPO actor": ("PPO", "actor", ActorWorker, "update_actor"),
     "DAPO actor": ("DAPO", "actor", ActorWorker, "update_actor"),
     "GSPO actor": ("GSPO", "actor", ActorWorker, "update_actor"),
+    "corrected actor": ("corrected", "actor", ActorWorker, "update_actor"),
     "RLOO actor": ("RLOO", "actor", ActorWorker, "update_actor"),
     "distilled actor": ("Distillation", "actor", ActorWorker, "update_actor"),
     "cost model": ("CostModel", "cost", CostTrainer, "update_cost"),
@@ -175,7 +175,7 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     FINDS_VALUES: ("PPO", "critic", CriticWorker, "update_critic"),
 }
 ALIKE = (
-    *("DAPO actor", "GSPO actor", "RLOO actor", "cost model", "SimPO actor", "ORPO actor"),
+    *("DAPO actor", "GSPO actor", "corrected actor", "RLOO actor", "cost model", "SimPO actor", "ORPO actor"),
     *("online DPO actor", "PPO-ptx report"),
 )
 """Slow cases, whose worker and method another case has, too."""

@@ -53,7 +53,7 @@ class Distillation(Distilling):
         old_log_probs: Tensor | None = None,
     ) -> Tensor:
         """Return the advantages [B, T]: GRPO's of the rewards, plus the teacher's of each token if it is Sampled."""
-        advantages = compare_in_groups(returns, group_size)[rows, None].to(mask.dtype).expand_as(mask)
+        advantages = compare_in_groups(returns, group_size)[rows, None].nan_to_num(0.0).to(mask.dtype).expand_as(mask)
         if teacher_log_probs is None or old_log_probs is None:
             return advantages
         return advantages + self.divergence_coefficient * (teacher_log_probs - old_log_probs)

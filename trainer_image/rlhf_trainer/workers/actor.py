@@ -34,7 +34,7 @@ FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 UPDATE_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "advantages")
 FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", ROUTED, TEACHER_TOKENS, *PRETRAIN_FIELDS)
 
-WEIGHTS, SKIPPED = "rollout_weights", "skipped_updates/mismatch"
+WEIGHTS = "rollout_weights"
 Loss = Callable[[Likelihood, Fields], Tensor]
 
 
@@ -94,7 +94,8 @@ class ActorWorker(GeneratingActor):
         mask, mesh = rows["response_mask"], self.trainer.mesh
         total, tokens = mesh.sum([masked_sum(kl, mask), mask.sum()])
         is_beyond = not total <= gate.kl * tokens  # NaN is beyond
-        recorder.add(SKIPPED, float(is_beyond and mesh.coordinate("data") == 0))  # the record sums over the data axis
+        is_counted = is_beyond and mesh.coordinate("data") == 0  # the record sums over the data axis
+        recorder.add("skipped_updates/mismatch", float(is_counted))
         return is_beyond
 
     def _update(self, fields: Fields, *, step: int, is_first: bool) -> None:

@@ -209,10 +209,10 @@ class GeneratingActor(ActorWithReference):
         by_estimator = {each: kl_estimate(generators, log_probs, estimator=each) for each in ESTIMATORS}
         kl = masked_sum(by_estimator["K3"], mask)
         recorder.mean("kl/rollout", kl, mask.sum())
-        for each in ("K1", "K2"):
-            recorder.mean(f"kl/rollout_{each.lower()}", masked_sum(by_estimator[each], mask), mask.sum())
+        recorder.mean("kl/rollout_k1", masked_sum(by_estimator["K1"], mask), mask.sum())
+        recorder.mean("kl/rollout_k2", masked_sum(by_estimator["K2"], mask), mask.sum())
         for number, quarter in enumerate(response_quarters(mask), 1):
-            recorder.mean(f"kl/rollout_quarter_{number}", masked_sum(by_estimator["K3"], quarter), quarter.sum())
+            recorder.mean(f"kl_rollout_quarter/{number}", masked_sum(by_estimator["K3"], quarter), quarter.sum())
         recorder.maximum("ratio/rollout_max", keep(log_probs - generators, mask).exp().max())
         return torch.stack([kl.double(), mask.sum().double()])
 
