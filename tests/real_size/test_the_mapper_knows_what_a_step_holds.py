@@ -150,7 +150,7 @@ def test_a_whole_step_holds_what_the_mapper_says(name: str) -> None:
 
 
 def check_balanced(name: str) -> None:
-    """What is counted sends each expert as many tokens."""
+    """Compare the mapper with a count in which each expert gets equally many tokens."""
     with patch.object(layouts, "UNEVEN_EXPERTS", 1.0):
         check(name, CASES[name], peaks(name)[name])
 

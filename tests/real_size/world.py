@@ -52,7 +52,7 @@ def rank_of_world(ranks: int, live: LiveBytes, *, rank: int = 0) -> Iterator[Non
 
 
 def _balanced(chosen: Tensor, experts: int) -> Tensor:
-    """As many tokens for each expert: what a router chooses is not known here."""
+    """Return equal numbers of tokens for all experts, as fake tensors do not say what a router chooses."""
     each, rest = divmod(chosen.numel(), experts)
     return torch.tensor([each + (number < rest) for number in range(experts)], device=chosen.device)
 

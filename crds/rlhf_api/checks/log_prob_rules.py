@@ -12,11 +12,11 @@ from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_api.spec.rollout import Rollout
 
 STALE = Field("rollout.maxStaleness") > 0
-APART = (
+MISMATCHED = (
     *((path, Field(path).is_given) for path in ("rollout.quantization", "rollout.kvCache")),
     ("rollout.maxStaleness", STALE),
 )
-"""(field, whether it makes the generator's probabilities others than the trainer's)."""
+"""(field, whether it makes the generator's probabilities differ from the trainer's)."""
 BY_GENERATOR = Field("training.oldLogProbs") == "Generator"
 LEARNS = algorithm(lambda each: issubclass(each, PolicyGradient))
 
@@ -29,7 +29,10 @@ def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
     for field, is_set, is_weighed, what in (
         (path, BY_GENERATOR, False, "is Generator, which gives them"),
         ("algorithm.rolloutCorrection", corrected, True, f"{weighs}, which are the model's"),
-        *((each, apart & LEARNS, True, f"is {{value}}, and {weighs}, which are the model's") for each, apart in APART),
+        *(
+            (each, differs & LEARNS, True, f"is {{value}}, and {weighs}, which are the model's")
+            for each, differs in MISMATCHED
+        ),
     ):
         # weights undo minResponseTokens, which vLLM has no parameter for: it divides probabilities by 1 - p(end)
         restrictions = rollout.sampling_restrictions().items()

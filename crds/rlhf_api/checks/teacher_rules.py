@@ -9,9 +9,11 @@ from rlhf_api.problems import choice
 from rlhf_api.spec.algorithms import Distilling
 
 OVER_VOCABULARY = ("Forward", "Reverse", "JensenShannon")
+"""Divergences that compare whole distributions, not only the sampled token."""
 
 
 def distillation() -> Iterator[Rule]:
+    """Yield the rules for options of a divergence, and for what needs a reward in a job that may lack one."""
     for option, kinds in (("topK", OVER_VOCABULARY), ("teacherShare", OVER_VOCABULARY[2:])):
         given, divergence = Field(f"algorithm.{option}").is_given, Field("algorithm.divergence").or_else("Sampled")
         yield Rule(f"algorithm.{option}", given.implies(divergence.one_of(kinds)), f"is for divergence {choice(kinds)}")

@@ -89,7 +89,7 @@ def test_each_token_of_an_episode_comes_with_its_experts(tmp_path: Path, vllm_ra
 
 @pytest.mark.parametrize("ranks", [1, 2], ids=["1-1-1", "1-2-1"])
 def test_an_answer_goes_on_after_all_that_came_before(ranks: int, tmp_path: Path, vllm_ranks: RunRanks) -> None:
-    """On two ranks the first one has the environments and tells the other, so that both ask for the same tokens."""
+    """The first of two ranks has the environments and tells the other, so that both ask for the same tokens."""
     one = played("llama", ranks, tmp_path / "model", vllm_ranks)
     for each in one:
         assert not each["failure"]

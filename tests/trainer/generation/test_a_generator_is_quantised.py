@@ -40,13 +40,13 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def products_by_hand(x: Tensor, weight: Tensor) -> Tensor:
-    """Of integers: activations are rounded by token."""
+    """Return the product of rounded activations and rounded weights; activations have a scale a token."""
     (tokens, of_tokens), (rows, of_rows) = rounded(x), rounded(weight)
     return tokens @ rows.T * of_tokens * of_rows.T
 
 
 def layers_of(folder: str, groups: list[list[int]]) -> dict[str, Any]:
-    """What an engine with rounded weights computes, layer by layer, beside what it should; and its checksums."""
+    """Return the outputs of each layer of a rounded engine, those that are expected, and the engine's checksums."""
     engine = build(folder, groups, rollout=INT8)
     weights, holds = weights_of(folder, 1), engine.held_shards()
     shards = {name: weights[name][part.within(whole(weights[name]))] for name, part in holds.items()}

@@ -63,7 +63,7 @@ class Counted(NamedTuple):
     wide: dict[int, int]
     """The vocabulary or a rank's part of it, as the last dimension -> the most rows of a tensor that has it."""
     tall: set[int]
-    """Those of the two that are the first dimension of a matrix: of a weight or its gradient."""
+    """Sizes of the vocabulary or a rank's part of it that are the first dimension of a matrix, such as a gradient."""
 
 
 def update(tensor: int, tokens: int, *, tied: bool) -> tuple[Counted, Tensor, Tensor]:

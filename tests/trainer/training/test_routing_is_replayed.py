@@ -169,7 +169,7 @@ def test_a_prompts_first_row_decides_and_others_are_counted() -> None:
 
 
 def judged(limit: float, per_token: int = 2) -> tuple[str, dict[str, float]]:
-    """(error, what was measured) of a rank whose generator chose other experts of 3 tokens, if it is the second one."""
+    """Return a rank's (error, measurements); on the second rank the generator chose other experts for 3 tokens."""
     model, plain, replay = pair("Qwen3-MoE", chosen=per_token)
     rows, chosen = ExpertRows.of(plain.config), []
     hooks = [

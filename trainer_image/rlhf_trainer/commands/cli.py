@@ -192,7 +192,7 @@ def plan(
 ) -> None:
     """Say where the models of a manifest would live, how they would be sharded, and what a step would take."""
     from rlhf_planning.machines import requested_cluster
-    from rlhf_trainer.commands.plan import JobPlan, choose, plans_of, print_plans  # numpy, slow to import
+    from rlhf_trainer.commands.plan import JobPlan, answers, choose, plans_of, print_plans  # numpy, slow to import
     from rlhf_trainer.commands.size import print_unused_sets
 
     def plans_with(sets: Sequence[str] | None) -> list[JobPlan]:
@@ -202,8 +202,8 @@ def plan(
         known = {"responses": response_tokens, "prompts": prompt_tokens, "objective": objective}
         return plans_of(chosen, jobs, run_folder(file, output), cluster, calibrate=calibrate or (), **known)
 
-    print_plans(plans_with(sets), in_json=in_json, graph=graph, svg=svg)  # a graph shows more than is compared next
-    print_unused_sets(() if graph else sets or (), lambda kept: [vars(each) | {"job": ""} for each in plans_with(kept)])
+    print_plans(plans := plans_with(sets), in_json=in_json, graph=graph, svg=svg)
+    print_unused_sets(() if graph else sets or (), answers(plans), lambda kept: answers(plans_with(kept)))
 
 
 for each in (size_command, serve_command):

@@ -64,6 +64,11 @@ def choose(jobs: Sequence[Job], *, only: str | None, in_json: bool, graph: bool,
     return chosen
 
 
+def answers(plans: Sequence[JobPlan]) -> list[dict[str, Any]]:
+    """Return what plans say without the jobs themselves; a graph shows more of a job."""
+    return [vars(each) | {"job": ""} for each in plans]
+
+
 def plans_of(
     chosen: Sequence[Job],
     jobs: Sequence[Job],

@@ -53,13 +53,12 @@ def size_and_print(
         require_generating([job], job, Path())
         return document, job, size_job(job, wanted, market, limits, training.lengths())
 
-    def answer_of(sets: Sequence[str]) -> object:
-        _, job, found = sized(sets)
+    def compared(job: Job, found: Sizing) -> object:
         return found.as_json(), [*sentences_of(found, job, market, limits)]
 
     document, job, sizing = sized(training.sets)
     files, title = _files(document, sizing), _title(model, job, training.mean, sizing)
-    print_unused_sets(training.sets, answer_of)
+    print_unused_sets(training.sets, compared(job, sizing), lambda sets: compared(*sized(sets)[1:]))
     if output:
         with writing(output):
             output.mkdir(parents=True, exist_ok=True)
@@ -78,9 +77,11 @@ def size_and_print(
         raise EnvironmentProblem("; ".join(sizing.unfit) or "the job fits on none of the GPUs with a price")
 
 
-def print_unused_sets(sets: Sequence[str], answer_of: Callable[[Sequence[str]], object]) -> None:
-    """Print to stderr each argument of `--set` without which the answer is the same."""
-    whole = answer_of(sets) if sets else None
+def print_unused_sets(sets: Sequence[str], whole: object, answer_of: Callable[[Sequence[str]], object]) -> None:
+    """Print to stderr each argument of `--set` without which the answer is the same.
+
+    whole: answer with all arguments; answer_of: function for the answer with some of them.
+    """
     for place, text in enumerate(sets):
         with suppress(SpecError, TrainerError):  # another setting needs it
             if answer_of([*sets[:place], *sets[place + 1 :]]) == whole:
