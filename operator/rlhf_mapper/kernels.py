@@ -105,16 +105,25 @@ def product_seconds(gpu: Gpu, rows: Numbers, columns: Numbers, inner: Numbers) -
 def collective_seconds(link: float, kind: Collective) -> Table:
     """Return the seconds of a collective in a node, by (ranks, bytes of the whole tensor).
 
-    link: bytes/s of a GPU, one direction. A link of another speed than the measured one stretches what exceeds the
-    shortest message; ranks beyond the measured ones add latency in proportion.
+    link: bytes/s of a GPU, one direction. A link between two measured ones is interpolated in logarithms. A link beyond
+    them stretches what exceeds the shortest message; ranks beyond the measured ones add latency in proportion.
     """
-    source = min(measured(), key=lambda each: abs(np.log(each.gpu.link_bandwidth / 2 / link)))
-    table = source.tables[kind]
+    by_link = {each.gpu.link_bandwidth / 2: each for each in reversed(measured())}
+    slower = max((each for each in by_link if each <= link), default=min(by_link))
+    faster = min((each for each in by_link if each >= link), default=slower)
+    if slower == faster:
+        return _stretched(by_link[slower].tables[kind], slower / link)
+    ends = [_stretched(by_link[each].tables[kind], 1.0).logs for each in (slower, faster)]
+    share = np.log(link / slower) / np.log(faster / slower)
+    return Table((1 - share) * ends[0] + share * ends[1], (0, 8))
+
+
+def _stretched(table: Table, slower: float) -> Table:
+    """Return a collective for 1 to 256 ranks on a link that is slower by a factor than the measured one."""
     ranks: Numbers = np.exp2(np.arange(9.0))[:, None]
     bytes_: Numbers = np.exp2(np.arange(8.0, 40.0))
     known, most = (2.0 ** (first + size - 1) for first, size in zip(table.first, table.logs.shape, strict=True))
     shortest = table.at(ranks, bytes_[0])
     more = (table.at(ranks, bytes_) - shortest) * np.maximum(bytes_ / most, 1.0)
-    slower = np.where(more > 0, source.gpu.link_bandwidth / 2 / link, 1.0)  # some longer messages were faster
-    seconds = shortest * np.maximum(ranks / known, 1.0) + more * slower
+    seconds = shortest * np.maximum(ranks / known, 1.0) + np.where(more > 0, more * slower, more)  # some were faster
     return Table(np.log2(seconds), (0, 8))

@@ -162,6 +162,8 @@ def wanted_gpus(text: str) -> list[tuple[str, int | None]]:
         name, equals, count = each.partition("=")
         if equals and not (count.strip().isdecimal() and 0 < int(count) <= MOST_GPUS):
             raise SpecError([Problem("--gpus", f"{each.strip()} has no number of GPUs from 1 to {MOST_GPUS}")])
+        if name.strip().lower() == "any":
+            raise SpecError([Problem("--gpus", f"is {text}; any stands alone, and means all GPU types with a price")])
         found.append((require_gpu(name, "--gpus").name, int(count) if equals else None))
     return found
 

@@ -79,10 +79,19 @@ def test_an_all_reduce_takes_what_vllm_measured(ranks: int, bytes_: int, seconds
     assert float(table.at(float(ranks), float(bytes_))) == pytest.approx(seconds, rel=0.02)
 
 
-def test_a_slower_link_stretches_long_messages_only() -> None:
-    fast, slow = (kernels.collective_seconds(link, "all_gather") for link in (450e9, 400e9))
+def test_a_link_beyond_measured_ones_stretches_long_messages_only() -> None:
+    fast, slow = (kernels.collective_seconds(link, "all_gather") for link in (32e9, 16e9))
     assert slow.at(8.0, 256.0) == pytest.approx(fast.at(8.0, 256.0))
-    assert slow.at(8.0, 2.0**30) == pytest.approx(fast.at(8.0, 2.0**30) * 450 / 400, rel=0.01)
+    assert slow.at(8.0, 2.0**30) == pytest.approx(fast.at(8.0, 2.0**30) * 32 / 16, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["custom", "all_reduce", "alltoall"])
+def test_a_link_between_measured_ones_is_between_them(kind: kernels.Collective) -> None:
+    slow, between, fast = (kernels.collective_seconds(link, kind).logs for link in (300e9, 380e9, 450e9))
+    assert (np.minimum(slow, fast) <= between + 1e-9).all()
+    assert (between <= np.maximum(slow, fast) + 1e-9).all()
+    nearly = kernels.collective_seconds(299.99e9, kind).logs
+    np.testing.assert_allclose(nearly, slow, atol=1e-3)
 
 
 def test_more_rows_of_a_product_never_take_less_than_half() -> None:

@@ -135,6 +135,7 @@ def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:
     [
         ("7b --gpus h1000", "--gpus: h1000 is no known GPU; did you mean h100?"),
         ("7b --gpus nothing", "t4 or t4-16g. An --inventory of `rlhf plan` describes others"),
+        ("7b --gpus any,h100", "--gpus: is any,h100; any stands alone, and means all GPU types with a price"),
         ("7b --gpus h100=many", "--gpus: h100=many has no number of GPUs from 1 to 16384"),
         ("qwen3-33b", "did you mean qwen3-32b?"),
         ("5000b", "is far from all dense models of the table; the nearest is llama-3.1-405b"),

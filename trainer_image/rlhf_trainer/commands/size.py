@@ -70,7 +70,7 @@ def size_and_print(
         answer = {"schema_version": 1, "model": found, "found": model.found, "prices": market.date}
         typer.echo(json.dumps({**answer, **sizing.as_json(), "files": texts}, indent=2))
     else:
-        print_sizing(sizing, job, market, limits, title=title, closing=_layout(files, output))
+        print_sizing(sizing, job, market, limits, title=title, closing=_layout(files, output, training.mean))
     for picture in pictures if sizing.rows else ():
         _draw(sizing, title, picture)
     if len(sizing.unfit) == len(wanted) and (wanted or not sizing.rows):
@@ -122,13 +122,14 @@ def _files(document: dict[str, Any], sizing: Sizing) -> dict[str, tuple[str, str
     return {"job.yaml": (write(placed), ""), **lines}
 
 
-def _layout(files: dict[str, tuple[str, str]], output: Path | None) -> str:
+def _layout(files: dict[str, tuple[str, str]], output: Path | None, mean: int) -> str:
     """Return a sentence on the files of the chosen row, and on what other projects do otherwise."""
+    plan = f" rlhf plan job.yaml --response-tokens {mean} predicts the same." * bool(mean)
     written = ", ".join(name for name, (text, _) in files.items() if text)
     differing = ((name.partition(".")[0], "differs" if text else "cannot", why) for name, (text, why) in files.items())
     remarks = "; ".join(f"{name} {verb}: {why}" for name, verb, why in differing if why)
     verb = f"{output} has" if output else "--output FOLDER writes"
-    return f"{verb} this layout as {written}. {remarks}{'.' * bool(remarks)}" if files else ""
+    return f"{verb} this layout as {written}.{plan} {remarks}{'.' * bool(remarks)}" if files else ""
 
 
 def _draw(sizing: Sizing, title: str, picture: Path) -> None:
