@@ -79,7 +79,7 @@ def test_an_all_reduce_takes_what_vllm_measured(ranks: int, bytes_: int, seconds
     assert float(table.at(float(ranks), float(bytes_))) == pytest.approx(seconds, rel=0.02)
 
 
-def test_a_link_beyond_measured_ones_stretches_long_messages_only() -> None:
+def test_a_link_beyond_the_measured_stretches_long_messages() -> None:
     fast, slow = (kernels.collective_seconds(link, "all_gather") for link in (32e9, 16e9))
     assert slow.at(8.0, 256.0) == pytest.approx(fast.at(8.0, 256.0))
     assert slow.at(8.0, 2.0**30) == pytest.approx(fast.at(8.0, 2.0**30) * 32 / 16, rel=0.01)

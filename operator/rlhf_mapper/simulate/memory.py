@@ -208,7 +208,7 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
     one = layouts.layer_parameters(model) * size
     layers = one * np.ceil(model.layers / layouts.p)
     logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, software.chunk_logits)
-    chunk = (2 * layer.FLOAT + size) * logits
+    chunk = 2 * layer.FLOAT * logits
     found = []
     for first in (True, False):
         has_head = alone if first else 1 + 0 * alone

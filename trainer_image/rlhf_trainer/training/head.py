@@ -180,11 +180,13 @@ class _Likelihood(torch.autograd.Function):
         given = torch.stack([log_total, of_log_probs, *([] if of_entropies is None else [entropies, of_entropies])])
         differentiate_chunk = options.kernels.differentiate if options.kernels else differentiate
         for rows in _chunks(len(tokens), weight):
-            part = tokens[rows], temperature[rows], options, given[:, rows]
-            of_logits = differentiate_chunk(hidden[rows] @ weight.T, *part)
+            of_logits = differentiate_chunk(
+                hidden[rows] @ weight.T, tokens[rows], temperature[rows], options, given[:, rows]
+            )
             torch.mm(of_logits, weight, out=of_hidden[rows])
             if of_weight is not None:
                 _add_product(of_weight, of_logits.T, hidden[rows])
+            del of_logits  # the next chunk needs its memory
         return options.part.reduce(of_hidden), of_weight, None, None, None
 
 
@@ -222,7 +224,8 @@ def differentiate(logits: Tensor, tokens: Tensor, temperature: Tensor, options: 
         of_x *= x.add_(entropies[:, None]).mul_(-of_entropies[:, None]).sub_(of_log_probs[:, None])
     else:
         of_x = x.exp_().mul_(-of_log_probs[:, None])
-    column, is_here = _columns(tokens, options.part, x.shape[1])
+    del x
+    column, is_here = _columns(tokens, options.part, of_x.shape[1])
     of_x.scatter_add_(1, column, torch.where(is_here, of_log_probs, 0.0)[:, None])
     of_x.div_(temperature[:, None])
     return (of_x if slope is None else of_x.mul_(slope)).to(dtype)
