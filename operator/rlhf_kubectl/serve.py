@@ -16,15 +16,17 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedJob
 
 PARTS: Final = read_table(__package__, "serving.yaml", dict[str, Any])
-MANAGER: Final = "kubectl-rlhf"
+MANAGER: Final = "kubectl-rlhf"  # its pods lack names.JOB_NAME: the operator forgets such pods if they are not its own
 
 
 def manifests(job: ObservedJob, settings: Settings, *, image: str | None, gpus: int | None) -> list[dict[str, Any]]:
     """Return Deployment and Service; gpus: of the server, None for one if the job ran on GPUs. KubectlError."""
     parsed = parse_job(job)
     output = job.status.output.uri if job.status.output else ""
-    if not output.startswith(PVC) or parsed.spec.algorithm.makes != "model":
+    if not output.startswith(PVC) or "actor" not in parsed.trained():
         message = f"{job.name} has made no model yet, it is {job.status.phase}; kubectl rlhf why {job.name}"
+        if output:
+            message = f"{job.name} trains no language model, as its algorithm is {parsed.spec.algorithm.name}"
         raise KubectlError(message, ExitCode.SPEC)
     place, runtime = Place.of(output), parsed.spec.runtime
     if gpus is None:
@@ -45,7 +47,7 @@ def manifests(job: ObservedJob, settings: Settings, *, image: str | None, gpus: 
         "tolerations": [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}] if gpus else [],
         "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": place.claim, "readOnly": True}}],
     }
-    chosen = {names.JOB_NAME: job.name, names.MANAGED_BY: MANAGER}
+    chosen = {"app.kubernetes.io/instance": f"{job.name}-serve", names.MANAGED_BY: MANAGER}
     metadata = {"name": f"{job.name}-serve", "namespace": job.namespace, "labels": chosen}
     template = {"metadata": {"labels": chosen}, "spec": pod}
     deployment = {"metadata": metadata, "spec": {"selector": {"matchLabels": chosen}, "template": template}}

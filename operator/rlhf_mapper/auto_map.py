@@ -262,7 +262,7 @@ def _request(job: Job, role: Role, model: Architecture, work: Work, device: Devi
         work=replace(work, recomputes=recomputes, trained_share=trained),
         micro_batch_tokens=job.micro_batch_tokens(device, hidden=model.hidden),
         sizes=_fixed_sizes(job, role),
-        generation_pipeline=rollout.pipeline_parallel,
+        generation_pipeline=1 if rollout.speculation else rollout.pipeline_parallel,  # no stages with drafts
         generation_tensor=rollout.tensor_parallel,
         generator_share=rollout.gpu_memory_utilization,
         offload="None" if role == "rollout" else source.offload,

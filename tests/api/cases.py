@@ -222,6 +222,8 @@ RIGHT: dict[str, Case] = {
     "distillation": Case("Distillation", (ALONE, VERIFIERS, "algorithm.divergence=Forward", "algorithm.topK=8")),
     "distillation with a reward": Case("Distillation", ("rollout.keep=0.5", EVALUATION)),
     "a teacher on a pool of its own": Case("Distillation", (ALONE, TEACHER_POOL)),
+    "a penalty beside a teacher": Case("Distillation", (ALONE, "algorithm.kl={coefficient: 0.1, applyTo: Loss}")),
+    "a penalty of a reward beside a teacher": Case("Distillation", ("algorithm.kl.coefficient=0.1", FUNCTION)),
     "DAPO": Case("GRPO", ("algorithm.oversampling=2", "algorithm.rewards.overlongPenalty={bufferTokens: 1024}")),
     "a group baseline": Case("REINFORCEPP", ("algorithm.baseline=Group", "rollout.samplesPerPrompt=2")),
     "no baseline": Case("REINFORCEPP", ("algorithm.baseline=None",)),
@@ -514,6 +516,9 @@ WRONG: dict[str, Case] = {
     "a label that is wrong more often than right": Case(
         "DPO", ("algorithm.labelSmoothing=0.5",), "spec.algorithm.labelSmoothing"
     ),
+    "wrong labels of a loss without them": Case(
+        "OnlineDPO", ("algorithm.loss=IPO", "algorithm.labelSmoothing=0.1"), "spec.algorithm.labelSmoothing"
+    ),
     "a negative coefficient": Case("PPO", ("algorithm.kl.coefficient=-1",), "spec.algorithm.kl.coefficient"),
     "a temperature of zero": Case("PPO", ("rollout.temperature=0",), "spec.rollout.temperature"),
     "a top-k of zero": Case("PPO", ("rollout.topK=0",), "spec.rollout.topK"),
@@ -655,6 +660,9 @@ WRONG: dict[str, Case] = {
     "one response to compare": Case("Distillation", ("rollout.samplesPerPrompt=1",), "spec.rollout.samplesPerPrompt"),
     "nobody who judges": Case("Distillation", (ALONE, "evaluation={data: {uri: hf://x}}"), "spec.evaluation"),
     "no reward to keep": Case("Distillation", (ALONE, "rollout.keep=0.5"), "spec.rollout.keep"),
+    "a penalty without a reward": Case(
+        "Distillation", (ALONE, "algorithm.kl={coefficient: 0.1}"), "spec.algorithm.kl.applyTo"
+    ),
     "the likeliest of sampled tokens": Case("Distillation", (ALONE, "algorithm.topK=8"), "spec.algorithm.topK"),
     "a share in a divergence without a mixture": Case(
         "Distillation",

@@ -22,7 +22,7 @@ from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_mapper.workload import workload_of
 from tests.api.cases import made
 
-HEAD = "from rlhf import Actor, Advantage, Algorithm, B, PolicyGradient, Reference, Reward, sample_and_learn\n"
+HEAD = "from rlhf import Algorithm, PolicyGradient, Preference, sample_and_learn\n"
 RIGHT = """
 class Own(PolicyGradient):
     step = staticmethod(sample_and_learn)
@@ -110,7 +110,7 @@ def test_a_mistake_names_its_path(
     assert f"job: spec.{sentence}" in str(raised.value).splitlines()
 
 
-CLASS = "class Own(PolicyGradient):\n    "
+CLASS, PAIRS = "class Own(PolicyGradient):\n    ", "class Own(Preference):\n    "
 MISTAKES: dict[str, tuple[str, str, str]] = {
     "nothing of that name": ("", "AttributeError: module 'own' has no attribute 'Own'", ""),
     "a name that is not there": ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'", "2"),
@@ -142,6 +142,16 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "no advantage": (
         CLASS + "step = staticmethod(sample_and_learn)\n",
         "TypeError: the step of Own asks for an advantage, and it has none",
+        "2",
+    ),
+    "no loss of pairs": (
+        PAIRS + "step = staticmethod(lambda pairs, *, actor: actor.update_actor(pairs))\n",
+        "TypeError: the actor of Own learns by losses, and it has none",
+        "2",
+    ),
+    "no reward of a pair's responses": (
+        PAIRS + "losses, step = max, staticmethod(lambda pairs, *, actor: actor.update_actor(pairs))\n",
+        "TypeError: the actor of Own learns by implicit_rewards, and it has none",
         "2",
     ),
     "a worker of no parameter": (

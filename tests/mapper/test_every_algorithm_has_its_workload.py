@@ -13,7 +13,7 @@ from rlhf_api.names import Role
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.auto_map import auto_map, predict
+from rlhf_mapper.auto_map import auto_map, predict, task_of
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.place import place
 from rlhf_mapper.workload import lognormal, workload_of
@@ -223,6 +223,13 @@ def test_a_critic_beside_the_actor_finds_values_in_its_update(places: str, epoch
     for critic in ("critic", "cost_critic"):
         assert ("scoring" in found.prediction.models[critic].seconds) == reads
         assert "update" in found.prediction.models[critic].seconds
+
+
+def test_generators_with_drafts_have_no_pipeline_stages() -> None:
+    drafted = {"speculation": {"method": "NGram"}}
+    plain, drafts = (job_of("GRPO", rollout={"samplesPerPrompt": 2, **more}) for more in ({}, drafted))
+    found = [task_of(each, shapes_of(each), device="GPU").requests["actor"] for each in (plain, drafts)]
+    assert [each.generation_pipeline for each in found] == [None, 1]
 
 
 def test_a_pool_that_generates_takes_that_from_the_actor() -> None:

@@ -30,7 +30,7 @@ def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
         (path, BY_GENERATOR, False, "is Generator, which gives them"),
         ("algorithm.rolloutCorrection", corrected, True, f"{weighs}, which are the model's"),
         *(
-            (each, differs & LEARNS, True, f"is {{value}}, and {weighs}, which are the model's")
+            (each, differs & LEARNS, True, f"is {{value}}, so the actor {weighs}, which are the model's")
             for each, differs in MISMATCHED
         ),
     ):
@@ -40,7 +40,7 @@ def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
         sampled = reduce(operator.and_, (Field(f"rollout.{name}") == value for name, value in neutral.items()))
         *words, last = (f"{name} {value:g}" for name, value in neutral.items())
         yield Rule(field, is_set.implies(sampled), f"{what} only with {', '.join(words)} and {last}")
-    message = "compares them with the generator's, but training.oldLogProbs is Generator"
+    message = "compares the trainer's log-probabilities with the generator's, but training.oldLogProbs is Generator"
     yield Rule("algorithm.rolloutCorrection", BY_GENERATOR.implies(~corrected), message)
 
 

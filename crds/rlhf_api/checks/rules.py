@@ -20,7 +20,7 @@ from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
 from rlhf_api.spec.algorithm_table import ALGORITHMS
-from rlhf_api.spec.algorithms import Algorithm, PolicyGradient, Writing
+from rlhf_api.spec.algorithms import Algorithm, Distilling, PolicyGradient, Writing
 from rlhf_api.spec.job_spec import JobSpec, Training
 from rlhf_api.spec.rollout import Rollout
 
@@ -148,6 +148,11 @@ def _algorithm() -> Iterator[Rule]:
     yield Rule("algorithm.kl.target", adaptive.implies(target), "is missing, controller Adaptive needs it")
     yield Rule("algorithm.kl.controller", adaptive.implies(in_reward), "Adaptive is for applyTo Reward only")
     yield Rule("algorithm.kl.target", target.implies(adaptive), "is for controller Adaptive only")
+    penal = algorithm(lambda each: issubclass(each, Distilling)) & (Field("algorithm.kl.coefficient") > 0.0)
+    message = "is {value}, but without models.reward there is no reward to subtract the penalty from; expected Loss"
+    yield Rule("algorithm.kl.applyTo", (penal & in_reward).implies(REWARD | ENVIRONMENT), message)
+    is_read = (Field("algorithm.loss") == "IPO").implies(Field("algorithm.labelSmoothing").or_else(0.0) == 0.0)
+    yield Rule("algorithm.labelSmoothing", is_read, "is {value}, but the loss IPO does not use it")
     whole = (Field("algorithm.ratio") == "Sequence").implies(Field("algorithm.aggregation") == "SequenceMean")
     yield Rule("algorithm.aggregation", whole, "is {value}; ratio Sequence needs SequenceMean")
     first, most = Field("algorithm.lagrange.initial"), Field("algorithm.lagrange.maximum")

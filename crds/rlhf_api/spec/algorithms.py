@@ -168,6 +168,14 @@ class Preference(Algorithm):
 
     beta: float = Field(0.1, gt=0, description="Strength (beta) by which the loss keeps the actor near the reference.")
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        is_trained = hasattr(cls, "step") and "actor" in cls.trained and "actor" not in cls.workers
+        for name in ("losses", "implicit_rewards") if is_trained else ():
+            if not hasattr(cls, name) and (name == "losses" or cls.data != "labelled_completions"):
+                raise TypeError(f"the actor of {tag_of(cls) or cls.__name__} learns by {name}, and it has none")
+
 
 class Writing(Algorithm):
     """Base of algorithms that train nothing and write responses as a data set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ SKIPPED = {**FAR, "skipped_updates/mismatch": 1.0}
     [
         ("Warn", FAR, TOLD),
         ("Warn", {"kl/rollout": 0.01}, None),
+        ("Warn", {"kl/rollout": math.nan}, TOLD.replace("0.05", "nan")),
         (
             "SkipUpdate",
             SKIPPED,

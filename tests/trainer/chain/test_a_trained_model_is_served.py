@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from rlhf_trainer.commands.cli import app
-from rlhf_trainer.commands.serve import served_model, server_options
+from rlhf_trainer.commands.serve import require_free, served_model, server_options
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import ROOT, rlhf
 from tests.trainer.tiny import save_tiny, tiny_config
@@ -197,6 +197,13 @@ def run_of(folder: Path, algorithm: str, role: str, made: str) -> Path:
     return folder / "run"
 
 
+def adapter_of(folder: Path) -> Path:
+    """A folder with an adapter, as PEFT and a run write it."""
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    return folder / "adapter"
+
+
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
@@ -206,6 +213,8 @@ def run_of(folder: Path, algorithm: str, role: str, made: str) -> Path:
         (lambda folder: run_of(folder, "RewardModel", "reward", "model") / "words" / "model", "is of words"),
         (lambda folder: run_of(folder, "SFT", "actor", "unfinished"), "run: has no trained language model"),
         (lambda folder: folder / "step-000004", "step-000004: is no checkpoint"),
+        (lambda _: "hf://Qwen/Qwen3-0.6B", "Qwen3-0.6B: is no checkpoint; a model is served from a folder"),
+        (adapter_of, "adapter: is an adapter; serve the folder `model` beside it"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, place: Any, sentence: str) -> None:
@@ -221,4 +230,23 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["serve", str(tmp_path), f"--port={port}"])
     assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: --port: 127.0.0.1:{port} is not free: Address already in use")
+    assert line == f"error: --host, --port: 127.0.0.1:{port}: Address already in use"
+
+
+def test_a_host_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["serve", str(tmp_path), "--host=nowhere.invalid"])
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: --host, --port: nowhere.invalid:8000: ")
+
+
+def test_an_address_of_ipv6_is_tried_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[Any, socket.AddressFamily]] = []
+
+    def play(address: Any, *, family: socket.AddressFamily) -> socket.socket:
+        tried.append((address, family))
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_server", play)
+    require_free("::1", 8000)
+    assert tried == [(("::1", 8000), socket.AF_INET6)]

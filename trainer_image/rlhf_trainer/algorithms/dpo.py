@@ -23,7 +23,7 @@ class PairLosses(Preference):
 
     loss: Literal["DPO", "Robust", "IPO"] = "DPO"
     """Loss of a pair. Robust: unbiased if a share labelSmoothing of the labels is wrong. IPO: a finite target of the
-    margin; labelSmoothing does not change it.
+    margin, without labelSmoothing.
     """
     label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Probability that a pair's label is wrong.")
     length_normalized: bool = Field(False, description="Divide implicit rewards by the response's number of tokens.")

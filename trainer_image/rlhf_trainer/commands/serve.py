@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import typer
-from transformers.utils import CONFIG_NAME
+from transformers.utils import ADAPTER_CONFIG_NAME, CONFIG_NAME
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
@@ -67,9 +67,9 @@ def server_options(job: Job | None, *, on_gpu: bool) -> list[str]:
 def require_free(host: str, port: int) -> None:
     """Raise SpecError if this process cannot listen on the address."""
     try:
-        socket.create_server((host, port)).close()
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        raise SpecError([Problem("--port", f"{host}:{port} is not free: {error.strerror or error}")]) from None
+        raise SpecError([Problem("--host, --port", f"{host}:{port}: {str(error.strerror).split(' (')[0]}")]) from None
 
 
 @contextmanager
@@ -79,7 +79,9 @@ def served_model(place: str) -> Iterator[tuple[Path, Job | None]]:
     The job is None for a model folder that no run wrote. SpecError if there is no such model.
     """
     folder = Path(place)
-    if "://" in place or (folder.name.startswith(PREFIX) and not (folder / CONFIG_NAME).is_file()):
+    if "://" in place and not folder.name.startswith(PREFIX):
+        raise SpecError([Problem(place, "is no checkpoint; a model is served from a folder of this machine")])
+    if folder.name.startswith(PREFIX) and not (folder / CONFIG_NAME).is_file():
         with TemporaryDirectory(prefix="rlhf-serve-") as exported:
             export(place, Path(exported) / "model", merges=None)
             with reading(place):
@@ -90,6 +92,8 @@ def served_model(place: str) -> Iterator[tuple[Path, Job | None]]:
     if not folder.is_dir():
         raise SpecError([Problem(place, "is no folder")])
     if not (folder / CONFIG_NAME).is_file():
+        if (folder / ADAPTER_CONFIG_NAME).is_file():
+            raise SpecError([Problem(place, "is an adapter; serve the folder `model` beside it, where it is merged")])
         jobs = [folder] if (folder / JOB_FILE).is_file() else [each.path for each in job_folders(folder)]
         ended = [each for each in jobs if (each / "model" / CONFIG_NAME).is_file()]
         generating = [each for each in ended if ACTOR in read_job(each / JOB_FILE).trained()]

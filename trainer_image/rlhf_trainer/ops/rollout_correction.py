@@ -30,7 +30,7 @@ def correct_rollout(
 
     Token      r_t              (TIS: Yao et al., "Your efficient RL framework secretly brings you off-policy RL
                                 training", 2025; with Mask IcePop, arXiv:2510.18855)
-    Sequence   prod r_t         (with Mask MIS: Liu et al., "When speed kills stability", 2025)
+    Sequence   prod r_t         (with Mask, and low near 0, MIS: Liu et al., "When speed kills stability", 2025)
     Geometric  (prod r_t)^(1/T) (the ratio of GSPO, arXiv:2507.18071, eq. 7)
 
     Truncate: min(w, high). Clip: w within low .. high. Mask: 0 for w outside of them. Then veto: 0 for all tokens of a

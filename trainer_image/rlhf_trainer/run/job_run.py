@@ -223,7 +223,7 @@ class StepWatch:
 def mismatch_sentences(record: Mapping[str, float], gate: MismatchGate) -> list[str]:
     """Return a sentence if generator and trainer were farther apart in a step than the gate allows; else nothing."""
     is_skipped, kl = record.get("skipped_updates/mismatch", 0.0) > 0, record.get("kl/rollout", 0.0)
-    if not (is_skipped if gate.stops_update else kl > gate.kl):
+    if not (is_skipped if gate.stops_update else not kl <= gate.kl):  # NaN is beyond
         return []
     sentence = f"KL between generator and trainer is {kl:.2g} a token, more than {gate.kl:g}"
     return [sentence + ", so the actor was not updated" * is_skipped]
