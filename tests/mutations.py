@@ -418,9 +418,9 @@ MUTATIONS = (
         "tests/operator/test_a_claim_holds_the_checkpoints.py",
     ),
     Mutation(
-        f"{OPERATOR}/evidence.py",
-        "PULL_SECONDS: Final = 300.0",
-        "PULL_SECONDS: Final = 3000.0",
+        f"{OPERATOR}/failures.yaml",
+        "ImagePull: {action: Restart, start_seconds: 300}",
+        "ImagePull: {action: Restart, start_seconds: 3000}",
         "tests/operator/test_what_keeps_pods_from_coming_is_told.py",
     ),
     Mutation(

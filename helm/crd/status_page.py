@@ -6,8 +6,7 @@ from typing import get_args
 
 from rlhf_api.status import ConditionType
 from rlhf_kubectl.why import TABLE
-from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES
-from rlhf_operator.failure import CLASSES
+from rlhf_operator.evidence import CLASSES
 
 HEAD = """\
 <!-- Made from operator/rlhf_kubectl/status_table.yaml by `make generate`; do not edit. -->
@@ -57,7 +56,6 @@ CODE = re.compile(
 
 def text() -> str:
     """Return the whole page."""
-    codes = {**CONCLUSIVE_EXIT_CODES, **INCONCLUSIVE_EXIT_CODES}
     parts = [
         f"{HEAD}## Phases\n\nScripts should use the [conditions](#conditions), which the phase summarises.\n\n",
         table(("phase", "what it means"), ((f"`{name}`", means) for name, means in TABLE.phases.items())),
@@ -70,7 +68,7 @@ def text() -> str:
                 (
                     f"`{reason}`",
                     CLASSES[reason].action,
-                    ", ".join(str(int(code)) for code, of in codes.items() if of == reason),
+                    ", ".join(map(str, CLASSES[reason].exit_codes)),
                     row.means,
                     row.remedy,
                 )

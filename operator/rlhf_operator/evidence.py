@@ -4,15 +4,17 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
 from typing import Final, NamedTuple, TypeAlias
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.quantities import amount
-from rlhf_api.spec.run_policy import Reason
+from rlhf_api.spec.run_policy import Action, Reason
+from rlhf_api.tables import read_table
 from rlhf_operator import names
 from rlhf_operator import observed_attempt as attempt
 from rlhf_operator.snapshot import ObservedPod, ObservedRayJob, Snapshot
@@ -21,40 +23,8 @@ from rlhf_operator.times import since
 Cause: TypeAlias = tuple[Reason, str, ObservedPod | None]
 """Cause of a failure: reason, message, and the pod that it is about."""
 NODE_SECONDS: Final = 60.0  # for which the node of a pod may be not ready before it counts as lost
-CONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = {
-    ExitCode.SPEC: "Spec",
-    ExitCode.DATA: "Data",
-    ExitCode.OUT_OF_MEMORY: "OutOfMemory",
-    ExitCode.NUMERICS: "Numerics",
-    ExitCode.USER_CODE: "UserCode",
-}
-"""Failure reason by exit code of the trainer, for codes that no event in the cluster causes."""
-INCONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = {
-    ExitCode.INTERNAL: "Internal",
-    ExitCode.ENVIRONMENT: "Environment",
-    ExitCode.COMMUNICATION: "Communication",
-    126: "Environment",  # the shell returns 126 and 127 if the program is not in the image
-    127: "Environment",
-}
-"""Failure reason by exit code of the trainer, for codes that a lost pod may cause."""
-DISRUPTIONS: Final[Mapping[str, Reason]] = {
-    "PreemptionByScheduler": "Preempted",
-    "DeletionByTaintManager": "NodeLost",
-    "DeletionByPodGC": "NodeLost",
-    "EvictionByEvictionAPI": "Evicted",
-    "TerminationByKubelet": "Evicted",
-}
-"""Failure reason by the reason of a pod's condition DisruptionTarget."""
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfStorage", "OutOfMemory")
 """Failure reasons of disrupted pods, the strongest evidence first."""
-PULL_SECONDS: Final = 300.0  # for which the kubelet may try to pull an image or to make a container
-QUOTA_SECONDS: Final = 60.0  # for which a quota may be smaller than the job
-START_SECONDS: Final[Mapping[Reason, float]] = {
-    "ImagePull": PULL_SECONDS,
-    "ContainerRefused": PULL_SECONDS,
-    "QuotaTooSmall": QUOTA_SECONDS,
-}
-"""Table of the start problems that do not heal: seconds until the attempt fails, by failure reason."""
 AWAITED: Final[tuple[Reason, ...]] = ("PodsRefused", "SecretMissing", "ClaimMissing")
 """Start problems that heal as soon as somebody creates or allows what is missing, until the startup deadline."""
 QUOTA: Final = "exceeded quota"  # in the API server's words about a pod
@@ -81,65 +51,37 @@ class Case(NamedTuple):
     """Time at which all pods of the attempt were ready for the first time."""
 
 
-class PodSign(NamedTuple):
-    """Row of the table of signs on pods: a sign that explains the end of a pod, and its failure reason."""
+@dataclass(frozen=True, kw_only=True)
+class FailureClass:
+    """Row of the table of failures: facts that prove a failure reason, and its consequences."""
 
-    reason: Reason
-    is_seen: Callable[[ObservedPod, Case], bool]
-    message: str
-    """Message of the failure, as a format string with the fields pod, node and role."""
+    action: Action
+    """Action if no failureRule matches; Ignore does not count against runPolicy.backoffLimit."""
+    is_node_fault: bool = False
+    """Whether the node may be to blame for such a failure."""
+    exit_codes: tuple[int, ...] = ()
+    """Exit codes of the trainer that mean such a failure."""
+    is_conclusive: bool = False
+    """Whether no event in the cluster causes these exit codes; a lost pod may cause others."""
+    disruptions: tuple[str, ...] = ()
+    """Reasons of a pod's condition DisruptionTarget that mean such a failure."""
+    start_seconds: float = 0.0
+    """Seconds until the attempt fails by this start problem; 0: it may heal, or is none."""
 
 
-def _has_disruption(disruption: str) -> Callable[[ObservedPod, Case], bool]:
-    return lambda pod, _: pod.disruption == disruption
-
-
-def _is_evicted_for(use: re.Pattern[str]) -> Callable[[ObservedPod, Case], bool]:
-    return lambda pod, _: pod.reason == "Evicted" and use.search(pod.message) is not None
-
-
-POD_SIGNS: Final = (
-    PodSign("OutOfStorage", _is_evicted_for(OVER_STORAGE), "pod {pod.name} used too much disk: {pod.message}"),
-    PodSign("OutOfMemory", _is_evicted_for(OVER_MEMORY), "pod {pod.name} used too much memory: {pod.message}"),
-    *(
-        PodSign(
-            reason,
-            _has_disruption(disruption),
-            "pod {pod.name} on node {node} was ended: {pod.disruption} {pod.message}",
-        )
-        for disruption, reason in DISRUPTIONS.items()
-    ),
-    PodSign(
-        "NodeLost", lambda pod, case: attempt.node_is_gone(pod, case.snapshot), "node {node} of pod {pod.name} is gone"
-    ),
-    PodSign(
-        "NodeLost",
-        lambda pod, case: (node_silence(pod, case.snapshot, case.now) or 0.0) >= NODE_SECONDS,
-        "node {node} of pod {pod.name} is not ready",
-    ),
-    PodSign(
-        "NodeLost",
-        lambda pod, _: pod.phase == "Unknown" or pod.reason in ("NodeLost", "NodeShutdown"),
-        "node {node} of pod {pod.name} does not answer: {pod.message}",
-    ),
-    PodSign("Preempted", lambda pod, _: pod.reason == "Preempting", "pod {pod.name} was ended: {pod.message}"),
-    PodSign(
-        "Evicted",
-        lambda pod, _: pod.reason in ("Evicted", "Terminated"),
-        "pod {pod.name} was evicted from node {node}: {pod.message}",
-    ),
-    PodSign(
-        "OutOfMemory",
-        lambda pod, _: pod.is_out_of_memory(attempt.OWN_CONTAINERS),
-        "pod {pod.name} used more memory than its limit; raise spec.runtime.{role}.memory",
-    ),
-)
-"""Table of signs on pods; the first sign that is seen on a pod explains its end."""
+_ROWS = read_table(__package__, "failures.yaml", dict[Reason, FailureClass])
+CLASSES: Final[Mapping[str, FailureClass]] = {str(reason): each for reason, each in _ROWS.items()}
+"""Facts and consequences of a failure by its reason."""
+OF_EXIT_CODE: Final = {code: reason for reason, each in _ROWS.items() for code in each.exit_codes}
+DISRUPTIONS: Final = {name: reason for reason, each in _ROWS.items() for name in each.disruptions}
+START_SECONDS: Final = {name: seconds for name, each in CLASSES.items() if (seconds := each.start_seconds)}
+"""Seconds until the attempt fails, by reason of a start problem that does not heal."""
 
 
 def conclusive_exit(case: Case) -> Cause | None:
     """Find an exit code of the trainer that no event in the cluster causes."""
-    if (code := attempt.exit_code(case.snapshot)) is None or (reason := CONCLUSIVE_EXIT_CODES.get(code)) is None:
+    code = attempt.exit_code(case.snapshot)
+    if (reason := OF_EXIT_CODE.get(code or 0)) is None or not CLASSES[reason].is_conclusive:
         return None
     pod = attempt.named_pod(case.snapshot) or attempt.head_of(case.snapshot)
     return reason, attempt.trainer_message(case.snapshot) or f"the trainer ended with exit code {code}", pod
@@ -165,13 +107,33 @@ def disrupted_lost_pod(case: Case) -> Cause | None:
 
 
 def _strongest(pods: Iterable[ObservedPod], case: Case) -> Cause | None:
-    causes: list[Cause] = []
-    for pod in pods:
-        if sign := next((each for each in POD_SIGNS if each.is_seen(pod, case)), None):
-            role = "worker" if pod.role == names.WORKER else "controller"
-            message = sign.message.format(pod=pod, node=pod.node or "(none)", role=role).rstrip()
-            causes.append((sign.reason, message, pod))
+    causes = (cause for pod in pods if (cause := _end_of(pod, case)))
     return min(causes, key=lambda cause: STRENGTH.index(cause[0]), default=None)
+
+
+def _end_of(pod: ObservedPod, case: Case) -> Cause | None:
+    """Return the cause of a pod's end by the first sign on it; None without a sign."""
+    name, said, node = f"pod {pod.name}", pod.message, pod.node or "(none)"
+    is_evicted, silence = pod.reason == "Evicted", node_silence(pod, case.snapshot, case.now) or 0.0
+    is_unreachable = pod.phase == "Unknown" or pod.reason in ("NodeLost", "NodeShutdown")
+    memory = f"spec.runtime.{'worker' if pod.role == names.WORKER else 'controller'}.memory"
+    disruption, ended = DISRUPTIONS.get(pod.disruption), f"{name} on node {node} was ended: {pod.disruption} {said}"
+    signs: tuple[tuple[object, Reason, str], ...] = (
+        (is_evicted and OVER_STORAGE.search(said), "OutOfStorage", f"{name} used too much disk: {said}"),
+        (is_evicted and OVER_MEMORY.search(said), "OutOfMemory", f"{name} used too much memory: {said}"),
+        (disruption, disruption or "Unknown", ended),
+        (attempt.node_is_gone(pod, case.snapshot), "NodeLost", f"node {node} of {name} is gone"),
+        (silence >= NODE_SECONDS, "NodeLost", f"node {node} of {name} is not ready"),
+        (is_unreachable, "NodeLost", f"node {node} of {name} does not answer: {said}"),
+        (pod.reason == "Preempting", "Preempted", f"{name} was ended: {said}"),
+        (pod.reason in ("Evicted", "Terminated"), "Evicted", f"{name} was evicted from node {node}: {said}"),
+        (
+            pod.is_out_of_memory(attempt.OWN_CONTAINERS),
+            "OutOfMemory",
+            f"{name} used more memory than its limit; raise {memory}",
+        ),
+    )
+    return next(((reason, message.rstrip(), pod) for is_seen, reason, message in signs if is_seen), None)
 
 
 def unexplained_end(case: Case) -> Cause | None:
@@ -183,7 +145,7 @@ def unexplained_end(case: Case) -> Cause | None:
     head = None if code == ExitCode.COMMUNICATION else attempt.head_of(case.snapshot)
     pod, own = attempt.named_pod(case.snapshot) or head, attempt.trainer_message(case.snapshot)
     message = own or (rayjob.message if rayjob else "")
-    if reason := INCONCLUSIVE_EXIT_CODES.get(code):
+    if reason := OF_EXIT_CODE.get(code):
         return reason, message or f"the trainer ended with exit code {code}", pod
     if rayjob is not None and rayjob.deployment_status == "ValidationFailed":
         return "Internal", f"KubeRay refused RayJob {rayjob.name}: {rayjob.message}", None

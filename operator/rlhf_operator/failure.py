@@ -1,15 +1,13 @@
 """The table of failures: evidence in a snapshot, the class (reason) that it proves, and the action that follows."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from rlhf_api.spec.run_policy import Action, Reason, RunPolicy
 from rlhf_api.status import Attempt, Failure
-from rlhf_api.tables import read_table
 from rlhf_operator import evidence, names
-from rlhf_operator.evidence import Case, Cause, disrupted_lost_pod, lost_worker
+from rlhf_operator.evidence import CLASSES, Case, Cause, disrupted_lost_pod, lost_worker
 from rlhf_operator.observed_attempt import exit_code, head_can_answer
 from rlhf_operator.snapshot import ObservedPod, Snapshot
 from rlhf_operator.times import parsed, since, timestamp
@@ -38,20 +36,6 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     evidence.start_failure,
 )
 """Table of evidence, the strongest first; `reconcile.running` checks deadlines (Hang, StartupTimeout)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailureClass:
-    """Row of the table of failures: consequences of a failure reason."""
-
-    action: Action
-    """Action if no failureRule matches; Ignore does not count against runPolicy.backoffLimit."""
-    is_node_fault: bool = False
-    """Whether the node may be to blame for such a failure."""
-
-
-CLASSES: Final = read_table(__package__, "failures.yaml", dict[str, FailureClass])
-"""Consequences of a failure by its reason."""
 YIELDS_TO: Final[Mapping[Reason, tuple[Evidence, ...]]] = {
     "HeadLost": (disrupted_lost_pod,),
     "WorkerLost": (disrupted_lost_pod,),

@@ -26,8 +26,8 @@ def out_of_memory(world: World, pod: str) -> None:
 
 
 def test_every_reason_has_an_action_and_every_disruption_a_rank() -> None:
-    assert set(failure.CLASSES) == set(get_args(Reason))
-    assert {each.reason for each in evidence.POD_SIGNS} == set(evidence.STRENGTH)
+    assert set(evidence.CLASSES) == set(get_args(Reason))
+    assert set(evidence.DISRUPTIONS.values()) <= set(evidence.STRENGTH)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def refuse_container(world: World) -> None:
     world.make_pods()
     waiting = ObservedContainer(name=names.HEAD_CONTAINER, waiting_reason="CreateContainerError")
     world.change(world.head().name, containers=(waiting,))
-    world.wait(evidence.PULL_SECONDS)
+    world.wait(evidence.START_SECONDS["ImagePull"])
     world.settle()
 
 

@@ -14,8 +14,7 @@ from rlhf_api.spec.run_policy import Action, FailureRule, Reason, RunPolicy
 from rlhf_api.status import ConditionType, Phase
 from rlhf_kubectl.why import TABLE
 from rlhf_operator import conditions, evidence, names
-from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES
-from rlhf_operator.failure import CLASSES
+from rlhf_operator.evidence import CLASSES, OF_EXIT_CODE
 from rlhf_operator.placement import map_job
 from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.settings import Settings
@@ -153,14 +152,12 @@ def test_a_failure_has_its_action_and_exit_codes(reason: str) -> None:
     (row,) = re.findall(
         rf"^\| `{reason}` \| (\w+) \| ([\d, ]*) \|", STATUS.split("## Why attempts fail")[1], re.MULTILINE
     )
-    codes = {**CONCLUSIVE_EXIT_CODES, **INCONCLUSIVE_EXIT_CODES}
-    expected = [int(code) for code, of in codes.items() if of == reason]
-    assert (row[0], [int(code) for code in re.findall(r"\d+", row[1])]) == (CLASSES[reason].action, expected)
+    expected = CLASSES[reason].action, [*CLASSES[reason].exit_codes]
+    assert (row[0], [int(code) for code in re.findall(r"\d+", row[1])]) == expected
 
 
 def test_every_exit_code_of_a_failure_has_a_reason() -> None:
-    known = {*CONCLUSIVE_EXIT_CODES, *INCONCLUSIVE_EXIT_CODES}
-    assert set(ExitCode) - known == {ExitCode.OK, ExitCode.SIGINT, ExitCode.SIGTERM}
+    assert set(ExitCode) - OF_EXIT_CODE.keys() == {ExitCode.OK, ExitCode.SIGINT, ExitCode.SIGTERM}
 
 
 def test_the_example_of_rules_is_right() -> None:

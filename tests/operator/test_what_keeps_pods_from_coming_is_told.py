@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator.cluster import parse
-from rlhf_operator.evidence import NODE_SECONDS, PULL_SECONDS, QUOTA_SECONDS
+from rlhf_operator.evidence import NODE_SECONDS, START_SECONDS
 from rlhf_operator.reconcile.attempt_status import SLOW_START_SECONDS
 from rlhf_operator.reconcile.running import UNSCHEDULABLE_SECONDS
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedRayJob
@@ -102,7 +102,7 @@ def test_what_may_still_come_is_awaited_until_the_deadline(
 @pytest.mark.parametrize("why", [SMALL, FEW, LOW])
 def test_what_is_refused_for_ever_fails_the_job(why: str) -> None:
     world = refused(why)
-    world.wait(QUOTA_SECONDS - 1)
+    world.wait(START_SECONDS["QuotaTooSmall"] - 1)
     world.settle()
     assert world.phase == "Provisioning"
     world.wait(1)
@@ -159,10 +159,22 @@ def container(why: str, says: str) -> ObservedContainer:
 @pytest.mark.parametrize(
     ("fields", "limit", "told"),
     [
-        ({"containers": (container("ErrImagePull", "not found"),)}, PULL_SECONDS, "ImagePull"),
-        ({"containers": (container("CreateContainerConfigError", "runs as root"),)}, PULL_SECONDS, "ContainerRefused"),
-        ({"containers": (container("CreateContainerError", "no device"),)}, PULL_SECONDS, "ContainerRefused"),
-        ({"containers": (container("RunContainerError", "no such file"),)}, PULL_SECONDS, "ContainerRefused"),
+        ({"containers": (container("ErrImagePull", "not found"),)}, START_SECONDS["ImagePull"], "ImagePull"),
+        (
+            {"containers": (container("CreateContainerConfigError", "runs as root"),)},
+            START_SECONDS["ContainerRefused"],
+            "ContainerRefused",
+        ),
+        (
+            {"containers": (container("CreateContainerError", "no device"),)},
+            START_SECONDS["ContainerRefused"],
+            "ContainerRefused",
+        ),
+        (
+            {"containers": (container("RunContainerError", "no such file"),)},
+            START_SECONDS["ContainerRefused"],
+            "ContainerRefused",
+        ),
     ],
 )
 @pytest.mark.parametrize("node_is_behind", [0, 600])

@@ -10,7 +10,8 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.status import AttemptEnd, Failure, Output
 from rlhf_operator import conditions, evidence
 from rlhf_operator.actions import Delete
-from rlhf_operator.failure import CLASSES, action_on
+from rlhf_operator.evidence import CLASSES
+from rlhf_operator.failure import action_on
 from rlhf_operator.placement.capacity import counted
 from rlhf_operator.reconcile import attempt_status, cleanup
 from rlhf_operator.reconcile.context import ReconcileContext

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_operator.failure import CLASSES
+from rlhf_operator.evidence import CLASSES
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.lifecycle import Document, Jobs, is_head
