@@ -14,8 +14,7 @@ from rich.console import Console
 
 from rlhf_api.job import Job
 from rlhf_trainer.errors import NumericsError
-from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.live import POINTS, LiveDisplay, display_for, points_of, sparkline
+from rlhf_trainer.outputs.display import POINTS, Display, LiveDisplay, display_for, points_of, sparkline
 from rlhf_trainer.run.publisher import Publisher
 from tests.trainer.outputs.conftest import step_report
 

@@ -1,13 +1,20 @@
-"""Display of a run without a terminal: one line a step, and a table at the end."""
+"""Displays of a run: a line a step and a table at the end or, in a terminal, the chain with bars and metrics."""
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
+import numpy as np
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
+from rich.text import Text
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
@@ -94,3 +101,165 @@ class Display:
 def clock(seconds: float) -> str:
     """Return a duration as minutes and seconds, such as `2:05`."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+POINTS = 47
+"""Most points of a metric's sparkline."""
+BAR = 24
+BLOCKS = "▁▂▃▄▅▆▇"
+"""Characters of a sparkline, lowest first; without the full block, so that a line does not touch the line above."""
+_STYLES = read_table(__package__, "styles.yaml", dict[str, dict[str, str]])
+STATES, PHASE_COLORS = _STYLES["states"], _STYLES["phases"]
+"""State of a job in the display -> its style of text; phase of a step -> its colour."""
+STATE_OF: dict[Phase, str] = {"Succeeded": "done", "Failed": "failed", "Stopped": "stopped"}
+MIN_SHARE = 0.01
+"""Share of the steps' time below which a phase is not shown."""
+
+
+def points_of(values: Sequence[float]) -> list[float]:
+    """Return the values of all steps as at most POINTS means, each of about equally many steps."""
+    return [float(part.mean()) for part in np.array_split(values, min(len(values), POINTS))]
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a sparkline: for each value a block, higher for larger values, or a space if the value is not finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
+
+
+@dataclass
+class JobView:
+    """State of one job of a run's chain, as the display shows it."""
+
+    name: str
+    algorithm: str
+    state: str = "waiting"
+    step: int = 0
+    total_steps: int = 0
+    since: float = 0.0
+    """Start of the job on the monotonic clock."""
+    seconds: float | None = None
+    left: float | None = None
+    histories: dict[str, list[float]] = field(default_factory=dict)
+    """Values of each shown metric in all steps so far."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds that the job spent in each phase of its steps, over all steps so far."""
+
+
+class LiveDisplay(Display):
+    """Display that is redrawn in place; sentences and warnings appear above it and stay."""
+
+    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+        super().__init__(console)
+        self._chain = [JobView(job.name, job.spec.algorithm.name, state="done") for job in jobs]
+        self._current = self._chain[0]
+
+    @contextmanager
+    def showing(self, pending: Sequence[Job]) -> Iterator[None]:
+        names = {job.name for job in pending}
+        for view in self._chain:
+            view.state = "waiting" if view.name in names else "done"
+        self._next()
+        with Live(self, console=self.console, refresh_per_second=1.0):
+            yield
+        self.say("")
+
+    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:
+        super().begin(job, first_step=first_step, total_steps=total_steps)
+        self._current.state, self._current.total_steps = "running", total_steps
+        self._current.step = first_step - 1
+
+    def step(self, report: StepReport) -> None:
+        view, record = self._current, report.record
+        view.step = int(record["step"])
+        view.left = self.seconds_left(view.step)
+        for name, value in record.items():
+            if name in SHOWN:
+                view.histories.setdefault(name, []).append(value)
+            elif name.startswith("time/") and name != "time/step":
+                phase = name.removeprefix("time/")
+                view.phases[phase] = view.phases.get(phase, 0.0) + value
+        if view.step == view.total_steps:
+            view.state = "finishing"
+
+    def end(self, phase: Phase) -> None:
+        self._current.state = STATE_OF[phase]
+        self._current.seconds = time.monotonic() - self._current.since
+        if phase == "Succeeded":
+            self._next()
+
+    def _next(self) -> None:
+        if waiting := [view for view in self._chain if view.state == "waiting"]:
+            self._current = waiting[0]
+            self._current.state, self._current.since = "starting", time.monotonic()
+
+    def __rich__(self) -> RenderableType:
+        chain, shown = chain_table(self._chain), self._current
+        return Group(chain, "", history_table(shown), phase_table(shown)) if shown.histories else chain
+
+
+def grid(*columns: Mapping[str, Any]) -> Table:
+    """Return an empty table without lines between cells; `columns`: options of rich's `add_column` for each."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for options in columns:
+        table.add_column(**options)
+    return table
+
+
+def chain_table(chain: Sequence[JobView]) -> Table:
+    """Return the table of a chain, with a row for each job: name, algorithm, state, bar, steps, time spent and left."""
+    whole, right = {"no_wrap": True}, {"no_wrap": True, "justify": "right"}
+    state = {"no_wrap": True, "min_width": max(map(len, STATES))}
+    table = grid(whole, whole, state, {}, right, right, whole)  # the bar gets narrower where there is little room
+    for view in chain:
+        is_current = view.state in ("starting", "running", "finishing")
+        seconds = time.monotonic() - view.since if is_current else view.seconds
+        table.add_row(
+            Text(view.name, "bold" if is_current else ""),
+            view.algorithm,
+            Text(view.state, STATES[view.state]),
+            ProgressBar(view.total_steps, view.step, BAR, complete_style="cyan", finished_style="green")
+            if view.total_steps
+            else "",
+            f"{view.step}/{view.total_steps}" if view.total_steps else "",
+            "" if seconds is None else clock(seconds),
+            f"left {clock(view.left)}" if view.state == "running" and view.left is not None else "",
+        )
+    return table
+
+
+def history_table(view: JobView) -> Table:
+    """Return the table of a job's metrics with a row for each: label, latest value, sparkline over the steps, range."""
+    whole = {"no_wrap": True}
+    table = grid(whole, {**whole, "justify": "right"}, {**whole, "style": "cyan"}, {**whole, "style": "dim"})
+    for name, (label, form) in SHOWN.items():
+        if values := view.histories.get(name):
+            points = points_of(values)
+            finite = [point for point in points if math.isfinite(point)]
+            span = f"{min(finite):{form}} to {max(finite):{form}}" if finite else ""
+            table.add_row(label, f"{values[-1]:{form}}", sparkline(points), span)
+    return table
+
+
+def phase_table(view: JobView) -> Table:
+    """Return a table with each phase's share of the time of a job's steps, largest first, as a bar and in words."""
+    total = sum(view.phases.values())
+    bar, words = Text(), []
+    for name, seconds in sorted(view.phases.items(), key=lambda phase: -phase[1]):
+        share = seconds / total if total else 0.0
+        if share >= MIN_SHARE:
+            color = PHASE_COLORS.get(name, "white")
+            bar.append("█" * round(share * BAR), color)
+            words.append(Text(f"{name} {share:.0%}", color, no_wrap=True))
+    table = grid({"no_wrap": True}, {"no_wrap": True}, {})
+    table.add_row("time", bar, Columns(words, padding=(0, 2)))
+    return table
+
+
+def display_for(jobs: Sequence[Job]) -> Display:
+    """Return the live display in a terminal, else one of plain lines."""
+    console = LastingConsole(highlight=False)
+    is_terminal = sys.stdout.isatty() and console.is_interactive  # the second alone believes FORCE_COLOR
+    return LiveDisplay(console, jobs) if is_terminal else Display(console)

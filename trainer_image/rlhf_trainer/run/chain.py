@@ -9,8 +9,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import reason_of, together
-from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.live import display_for
+from rlhf_trainer.outputs.display import Display, display_for
 from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
 from rlhf_trainer.run.machine import gpu_count, write_environment
 from rlhf_trainer.run.placement import Placed, place_job, with_cpu_slots
