@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_mapper import kernels
 from rlhf_mapper.hardware import GPUS, Cluster
-from rlhf_mapper.simulate import memory, products
+from rlhf_mapper.simulate import memory, passes
 from tests.mapper.planned_jobs import drawn
 from tests.mapper.test_plans_keep_their_promises import TOLERANCE, seconds_of
 
@@ -35,7 +35,7 @@ def test_a_better_gpu_is_never_slower(figures: tuple[str, ...], seeds: range, mo
     """
     monkeypatch.setattr(memory, "WHOLE_GRADIENTS", 0.0)
     nearest = kernels.nearest
-    for module in (kernels, products):
+    for module in (kernels, passes):
         monkeypatch.setattr(module, "nearest", lambda gpu: nearest(GPUS[gpu.name]))
     for seed in seeds:
         factor = (1.1, 1.25, 2.0)[seed % 3]

@@ -11,8 +11,7 @@ import numpy as np
 from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.simulate.layer import FUSED_KERNELS
 from rlhf_mapper.simulate.layouts import Layouts
-from rlhf_mapper.simulate.passes import Passes
-from rlhf_mapper.simulate.products import decode_attention, decode_products, layer_products
+from rlhf_mapper.simulate.passes import Passes, decode_attention, decode_products, layer_products
 from rlhf_mapper.workload import Work, Workload
 
 
