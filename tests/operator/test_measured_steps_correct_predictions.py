@@ -11,8 +11,8 @@ from rlhf_api.job import Job
 from rlhf_api.status import Attempt, MappedPlacement, Measured, MeasuredPhase, Pace, PhaseSeconds
 from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
 from rlhf_operator import conditions
+from rlhf_operator.placement.ask_mapper import Past
 from rlhf_operator.placement.map_job import better, map_job
-from rlhf_operator.placement.past import Past
 from rlhf_operator.placement.review import measure_pace, predicted
 from rlhf_operator.snapshot import ObservedNode, Snapshot
 from tests.operator.fake_trainer import TOTAL_STEPS

@@ -9,9 +9,8 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, Measured, MeasuredPhase, Pace
 from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping, MappedPool
 from rlhf_mapper.place import generating, pool_of
-from rlhf_operator.placement.ask_mapper import predict_placed
+from rlhf_operator.placement.ask_mapper import Past, lengths, models_digest, predict_placed
 from rlhf_operator.placement.capacity import capacity_for
-from rlhf_operator.placement.past import Past, lengths, models_digest
 from rlhf_operator.placement.shapes import shapes_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
