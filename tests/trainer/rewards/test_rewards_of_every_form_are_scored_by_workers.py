@@ -19,9 +19,8 @@ from rlhf_trainer.run.worker_specs import model_spec
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.judge import JudgeWorker
 from rlhf_trainer.workers.reward import RewardWorker
-from rlhf_trainer.workers.scoring import ScoringWorker
+from rlhf_trainer.workers.scoring import JudgeWorker, ScoringWorker
 from tests.trainer.chain.mistakes import FUNCTIONS, MISTAKES, PPO, Mistake
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.rewards.stub_server import Server

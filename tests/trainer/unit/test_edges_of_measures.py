@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_trainer.report.held_out import measures
 from rlhf_trainer.run.evaluation import means, passes_at, win_rate
-from rlhf_trainer.workers.judge import JudgedRow
+from rlhf_trainer.workers.scoring import JudgedRow
 
 
 def rows(*scores: float | None) -> list[JudgedRow]:

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from rlhf_trainer.run.evaluation import means, passes_at
-from rlhf_trainer.workers.judge import JudgedRow
+from rlhf_trainer.workers.scoring import JudgedRow
 
 SCORES = [1.0, 0.0, 0.5, 1.0, None, 0.0] + [0.0] * 6 + [1.0] * 6
 """Three prompts of six responses, of which 2, 0 and 6 pass."""

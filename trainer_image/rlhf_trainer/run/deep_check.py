@@ -49,9 +49,8 @@ from rlhf_trainer.training.saving import try_saving
 from rlhf_trainer.training.sharding import layers_of
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker
-from rlhf_trainer.workers.judge import evaluation_code
 from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
-from rlhf_trainer.workers.scoring import UserCode, reward_code, terms_of
+from rlhf_trainer.workers.scoring import UserCode, evaluation_code, reward_code, terms_of
 from rlhf_trainer.workers.trials import made_samples, total_of, try_score, with_first_rows
 from rlhf_trainer.workers.weight_links import servers_of
 

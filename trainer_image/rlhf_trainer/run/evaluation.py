@@ -12,7 +12,7 @@ from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.run.job_run import Evaluator, ModelRuntime
 from rlhf_trainer.workers.data import DataShape
-from rlhf_trainer.workers.judge import JudgedRow
+from rlhf_trainer.workers.scoring import JudgedRow
 
 FIRST_DRAW, SECOND_DRAW = 0, -1
 """Step numbers of the batches of an evaluation; the responses of the two draws have different seeds."""

@@ -31,12 +31,11 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.data import DataShape, DataWorker
 from rlhf_trainer.workers.generating_actor import GeneratorWorker
-from rlhf_trainer.workers.judge import JudgeWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.responses import ResponseWriter, RolloutKeeper
 from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
 from rlhf_trainer.workers.rollout import RolloutWorker
-from rlhf_trainer.workers.scoring import ScoringWorker
+from rlhf_trainer.workers.scoring import JudgeWorker, ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from rlhf_trainer.workers.teacher import TeacherWorker
 
