@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.tables import read_table
@@ -73,10 +73,12 @@ def engine_arguments(
     shards: int,
     stage_layers: Sequence[int],
     trust_remote_code: bool = False,
+    draft: str | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that follow from the job.
 
-    max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine.
+    max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine; draft: folder of a
+    model that drafts.
     MemoryProblem when the cache cannot fit; ConfigError for stages of unequal length on GPUs, or
     that return experts, and for weights that cannot be quantised.
     """
@@ -88,12 +90,19 @@ def engine_arguments(
     if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens
         raise ConfigError("spec.rollout.pipelineParallel: on GPUs the stages must have equally many layers")
     sequences = min(max_sequences, MAX_SEQUENCES["GPU" if on_gpu else "CPU"])
-    layers = max(stage_layers, default=int(config.num_hidden_layers))
+    drafting = AutoConfig.from_pretrained(draft) if draft else None
     share = rollout.gpu_memory_utilization or UNMAPPED_SHARE
     device: dict[str, Any] = (
         {"gpu_memory_utilization": share, "enable_sleep_mode": True, **SETTINGS["nccl_only"]}
         if on_gpu
-        else _cache_on_cpu(config, rollout, max_tokens, sequences, layers=layers, shards=shards)
+        else _cache_on_cpu(
+            [each for each in (config, drafting) if each],
+            rollout,
+            max_tokens,
+            sequences,
+            stages=stage_layers,
+            shards=shards,
+        )
     )
     return {
         "dtype": str(dtype).removeprefix("torch."),
@@ -111,13 +120,18 @@ def engine_arguments(
         **({"kv_cache_dtype": "fp8"} if rollout.kv_cache else {}),
         **device,
         **(SETTINGS["returns_experts"] if on_gpu and returns_experts else {}),
-        **_drafts(rollout, stages=len(stage_layers)),
+        **_drafts(rollout, stages=len(stage_layers), shards=shards, draft=draft, config=drafting),
         **(SETTINGS["backend"] if uses_modules(config, trust_remote_code=trust_remote_code) else {}),
     }
 
 
-def _drafts(rollout: Rollout, *, stages: int) -> dict[str, Any]:
-    """Return vLLM's configuration of speculative decoding. ConfigError for what was not tried, or a missing package."""
+def _drafts(
+    rollout: Rollout, *, stages: int, shards: int, draft: str | None, config: PreTrainedConfig | None
+) -> dict[str, Any]:
+    """Return vLLM's configuration of speculative decoding. ConfigError for what was not tried, or a missing package.
+
+    draft, config: folder and config of a model that drafts, which has as many shards as the generator.
+    """
     if not rollout.speculation:
         return {}
     if rollout.routing == "Replay" or stages > 1:
@@ -125,8 +139,14 @@ def _drafts(rollout: Rollout, *, stages: int) -> dict[str, Any]:
         raise ConfigError(f"spec.rollout.speculation: is given, but {why}, which was not tried with drafts")
     method, tokens = rollout.speculation.method, rollout.speculation.tokens
     if method == "Suffix" and find_spec("arctic_inference") is None:
-        raise ConfigError("spec.rollout.speculation.method: is Suffix, but the package arctic-inference is missing")
-    return {"speculative_config": {"num_speculative_tokens": tokens, **SETTINGS[f"speculation_{method}"]}}
+        raise ConfigError(
+            "spec.rollout.speculation.method: is Suffix, but the package arctic-inference is missing (extra suffix)"
+        )
+    if config and config.num_attention_heads % shards:
+        heads = f"{config.num_attention_heads} attention heads, which rollout.tensorParallel ({shards}) does not divide"
+        raise ConfigError(f"spec.rollout.speculation.draft: has {heads}")
+    model = {"model": draft, "draft_tensor_parallel_size": shards} if draft else {}
+    return {"speculative_config": {"num_speculative_tokens": tokens, **model, **SETTINGS[f"speculation_{method}"]}}
 
 
 def _overrides(config: PreTrainedConfig, rollout: Rollout) -> dict[str, Any]:
@@ -143,18 +163,28 @@ def _overrides(config: PreTrainedConfig, rollout: Rollout) -> dict[str, Any]:
 
 
 def _cache_on_cpu(
-    config: PreTrainedConfig, rollout: Rollout, max_tokens: int, sequences: int, *, layers: int, shards: int
+    configs: Sequence[PreTrainedConfig],
+    rollout: Rollout,
+    max_tokens: int,
+    sequences: int,
+    *,
+    stages: Sequence[int],
+    shards: int,
 ) -> dict[str, Any]:
     """Return vLLM's options for a KV cache that holds `sequences` full-length responses at once.
 
-    layers: of this rank's stage; shards: tensor-parallel ranks. The number of blocks is given too, as all stages must
-    use the same, and a step's tokens, as drafts are never cut. MemoryProblem when the machine has less memory.
+    configs: of the model, and of one that drafts; stages: layers by pipeline stage; shards: tensor-parallel ranks. The
+    number of blocks is given too, as all stages must use the same, and a step's tokens, as drafts are never cut.
+    MemoryProblem when the machine has less memory.
     """
     size, drafted = 1 if rollout.kv_cache else 4, rollout.speculation.tokens if rollout.speculation else 0
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks = sequences * -(-max_tokens // CPU_BLOCK_TOKENS) + 1
-    needed = blocks * CPU_BLOCK_TOKENS * 2 * layers * max(int(heads) // shards, 1) * int(width) * size
+    needed = 0
+    for config in configs:
+        layers = max(stages, default=int(config.num_hidden_layers))
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        needed += blocks * CPU_BLOCK_TOKENS * 2 * layers * max(int(heads) // shards, 1) * int(width) * size
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise MemoryProblem(
