@@ -6,19 +6,11 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import rollouts
-
-from rlhf_api.spec.rollout import Speculation
-from tests.accept.corrections import compare_corrections
-from tests.trainer.generation.conftest import import_vllm
-from tests.trainer.generation.drafts import SAMPLES, draw, p_value, save_draft
-from tests.trainer.generation.models import save_config
-from tests.trainer.ranks import RankServer
+from corrections import compare_corrections
 
 SUMS, DISTILLATION = "arithmetic-grpo", "examples/20-distillation.yaml"
 LOST, MOST_KL = rollouts.WITHIN, 1e-2
@@ -65,26 +57,16 @@ def quantised(folder: Path) -> dict[str, Any]:
 
 def drafts(folder: Path) -> dict[str, Any]:
     """Accepted share of drafts, and the chi-square test of responses with drafts against those without."""
-    server, row = RankServer(import_vllm), dict[str, Any]()
-    made = Path(tempfile.mkdtemp(dir=folder))
-    model, draft = save_config(made / "model", "llama"), save_draft(made / "draft")
-    (plain,) = server.run(1, draw, model, None, SAMPLES)
-    cases: list[Speculation] = [Speculation(method="NGram", tokens=TOKENS)]
-    cases.append(Speculation(method="Draft", draft=f"file://{draft}", tokens=TOKENS))
-    if find_spec("arctic_inference"):
-        cases.append(Speculation(method="Suffix", tokens=TOKENS))
-    for each in cases:
-        (drafted,) = server.run(1, draw, model, each, SAMPLES, draft if each.draft else None)
-        accepted, offered = drafted.drafts
-        chance = p_value(plain.responses, drafted.responses)
-        row[each.method] = {"accepted": accepted / offered, "chi-square p": chance, "samples": SAMPLES}
+    command = [sys.executable, "-m", "tests.accept.drafts"]
+    found = subprocess.run(command, cwd=rollouts.ROOT, stdout=subprocess.PIPE, check=True).stdout
+    row: dict[str, Any] = json.loads(found)
     _sums(folder)  # makes the model that drafts
     for method, own in {"NGram": "", "Draft": ", draft: 'job://arithmetic-sft'"}.items():
         change = f"rollout.speculation={{method: {method}, tokens: {TOKENS}{own}}}"
         output = rollouts.run_last(folder, SUMS, f"drafts-{method}", (change, *SHORT))
         shares = [record["draft_acceptance"] for record in rollouts.steps_of(output, SUMS)]
         row[method]["accepted in example 12"] = shares
-    row["ok"] = all(row[each.method]["chi-square p"] > UNLIKELY for each in cases)
+    row["ok"] = all(each["chi-square p"] > UNLIKELY for each in row.values())
     return row
 
 

@@ -80,11 +80,8 @@ def _tell_uris(found: Any, inputs: Mapping[str, ObservedInput]) -> None:
             _tell_uris(each, inputs)
     elif isinstance(found, dict):
         for name, value in found.items():
-            if (
-                name in ("uri", "initial", "draft")
-                and isinstance(value, str)
-                and value.startswith((SCHEME, storage.PVC))
-            ):
+            is_address = name in ("uri", "initial", "draft") and isinstance(value, str)
+            if is_address and value.startswith((SCHEME, storage.PVC)):
                 found[name] = storage.in_pod(value, inputs)
             else:
                 _tell_uris(value, inputs)
