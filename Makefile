@@ -177,7 +177,7 @@ $(LM_EVAL)/installed: $(STAMP) requirements/lm-eval.lock
 	$(UV) pip install --quiet --compile-bytecode --python $(LM_EVAL)/bin/python --no-deps -r requirements/lm-eval.lock
 	@touch $@
 
-accept: cluster-programs $(TEMPLATES)/installed ## Run the golden path and print what was measured as one JSON (ROWS=run,resume: some rows; SCRIPTS=FOLDERS: scripts to import)
+accept: cluster-programs $(TEMPLATES)/installed $(PEERS)/installed ## Run the golden path and print what was measured as one JSON (ROWS=run,resume: some rows; SCRIPTS=FOLDERS: scripts to import)
 	@$(BIN)/python tests/accept/accept.py
 
 lock: COMPILE = $(UV) pip compile --quiet --no-annotate --no-emit-index-url --no-emit-find-links \

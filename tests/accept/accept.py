@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import check_algorithms
+import generation
 import mixtures
 import rollouts
 from check_demo import PPO, Figure, Row, check, table
@@ -282,6 +283,11 @@ def delta(folder: Path) -> dict[str, Any]:
     return _ok(rollouts.delta(folder), "changed weights are too many bytes, or give other losses")
 
 
+def of_rollouts(folder: Path) -> dict[str, Any]:
+    """Corrections, weights of 8 bits, drafts, a teacher's student and prefix trees, each beside what it replaces."""
+    return _ok(generation.all_of_them(folder), "a correction differs, drafts or rounding cost, or a student lags")
+
+
 def _ok(row: dict[str, Any], message: str) -> dict[str, Any]:
     if not row.pop("ok"):
         raise FellShortError(message, row)
@@ -469,6 +475,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "streaming": streaming,
     "staleness": staleness,
     "delta": delta,
+    "rollouts": of_rollouts,
     "monitoring": monitoring,
     "foreign_inputs": foreign_inputs,
     "size": size,

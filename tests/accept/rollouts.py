@@ -62,20 +62,20 @@ def staleness(folder: Path) -> dict[str, Any]:
     """
     row: dict[str, Any] = {}
     for job, measure in MEASURES.items():
-        found = {"0": _measured(folder / MADE[job][0], job, measure)}
+        found = {"0": measured(folder / MADE[job][0], job, measure)}
         for most in STALENESS:
             output = _run(folder, job, f"{job}-{most}", (f"rollout.maxStaleness={most}",))
-            found[str(most)] = _measured(output, job, measure)
-            assert max(record["staleness"] for record in _steps(output, job)) == most
+            found[str(most)] = measured(output, job, measure)
+            assert max(record["staleness"] for record in steps_of(output, job)) == most
         if job == PPO:
             output = _run(folder, job, f"{job}-going-on", GOING_ON, slots=2)
-            found["2, Continue"] = _measured(output, job, measure)
-            row["responses that met new weights"] = sum(each["rollout_interrupted"] for each in _steps(output, job))
+            found["2, Continue"] = measured(output, job, measure)
+            row["responses that met new weights"] = sum(each["rollout_interrupted"] for each in steps_of(output, job))
         row[f"{job} {measure}"] = found
         row[f"{job} lost"] = found["0"] - min(found.values())
     seconds = {}
     for most in (0, 1):
-        records = _steps(_run(folder, GRPO, f"long-{most}", (*LONG, f"rollout.maxStaleness={most}")), GRPO)
+        records = steps_of(_run(folder, GRPO, f"long-{most}", (*LONG, f"rollout.maxStaleness={most}")), GRPO)
         records = records[SKIPPED:-1]
         seconds[most] = statistics.median(record["time/step"] for record in records)
         for name in ("rollout_idle", "trainer_idle"):
@@ -94,7 +94,7 @@ def delta(folder: Path) -> dict[str, Any]:
     found = {}
     for sync in ("Full", "Delta"):
         output = _run(folder, PPO, f"sync-{sync}", (*SMALL, f"rollout.weightSync={sync}"))
-        found[sync] = _steps(output, PPO)[1:]  # the first one sends everything
+        found[sync] = steps_of(output, PPO)[1:]  # the first one sends everything
     sent = {sync: [record["bytes/reshard"] for record in records] for sync, records in found.items()}
     losses = [[record["loss/policy"] for record in records] for records in found.values()]
     share, is_same = max(sent["Delta"]) / max(sent["Full"]), losses[0] == losses[1]
@@ -103,25 +103,29 @@ def delta(folder: Path) -> dict[str, Any]:
 
 def _run(folder: Path, job: str, name: str, changes: Sequence[str], *, slots: int = 1) -> Path:
     """Run the last job of an example with a rollout pool of so many slots, on the models that another row has made."""
+    train = f"{{name: train, models: [{MODELS[job]}], slotsPerNode: 1}}"
+    pools = f"[{train}, {{name: rollout, models: [rollout], slotsPerNode: {slots}}}]"
+    return run_last(folder, job, name, (f"placement={{mode: Manual, pools: {pools}}}", *changes))
+
+
+def run_last(folder: Path, job: str, name: str, changes: Sequence[str]) -> Path:
+    """Run the last job of an example with changes, on the models that another row has made."""
     row, models = MADE[job]
     output = folder / name
     for each in models:
         shutil.copytree(folder / row / each, output / each)
-    train = f"{{name: train, models: [{MODELS[job]}], slotsPerNode: 1}}"
-    pools = f"[{train}, {{name: rollout, models: [rollout], slotsPerNode: {slots}}}]"
-    placement = f"placement={{mode: Manual, pools: {pools}}}"
     command = [str(RLHF), "run", EXAMPLES[job], "--output", str(output)]
-    for change in (placement, *changes):
+    for change in changes:
         command += ["--set", f"{job}:{change}"]
     subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=True)
     return output
 
 
-def _measured(output: Path, job: str, measure: str) -> float:
+def measured(output: Path, job: str, measure: str) -> float:
     """Of a job's part of summary.json."""
     return float(json.loads((output / "summary.json").read_text())[job][measure])
 
 
-def _steps(output: Path, job: str) -> list[Mapping[str, float]]:
+def steps_of(output: Path, job: str) -> list[Mapping[str, float]]:
     lines = (output / job / "metrics.jsonl").read_text().splitlines()
     return [record for record in map(json.loads, lines) if "time/step" in record]

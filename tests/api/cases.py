@@ -427,7 +427,10 @@ WRONG: dict[str, Case] = {
     "weights of a rounded cache under topP": Case(
         "PPO", ("rollout.kvCache=FP8", "rollout.topP=0.5"), "spec.rollout.kvCache"
     ),
-    "drafts by a model": Case("PPO", ("rollout.speculation={method: Draft}",), "spec.rollout.speculation.method"),
+    "drafts by no model": Case("PPO", ("rollout.speculation={method: Draft}",), "spec.rollout.speculation"),
+    "a model without drafts": Case(
+        "PPO", ("rollout.speculation={method: NGram, draft: 'hf://d'}",), "spec.rollout.speculation.draft"
+    ),
     "drafts and experts": Case("PPO", (DRAFTS, "rollout.routing=Replay"), "spec.rollout.routing"),
     "eager engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.enforceEager=true"), "spec.rollout.enforceEager"),
     "episodes elsewhere": Case(

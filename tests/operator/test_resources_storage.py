@@ -174,6 +174,7 @@ def test_models_and_data_of_claims_are_mounted_read_only_once() -> None:
             "models.reference.uri": "pvc://models/etc",
             "models.actor.lora": {"initial": "pvc://models/adapter"},
             "data.train.uri": "pvc://sets.v2/train.jsonl",
+            "rollout.speculation": {"method": "Draft", "draft": "pvc://models/small"},
             "checkpoint.storage": "pvc://models/runs",
             "resources.device": "CPU",
         },
@@ -188,6 +189,7 @@ def test_models_and_data_of_claims_are_mounted_read_only_once() -> None:
     assert document["spec"]["models"]["actor"]["uri"] == "file:///rlhf/claims/models/llama%207b/100%25"
     assert document["spec"]["models"]["reference"]["uri"] == "file:///rlhf/claims/models/etc"
     assert document["spec"]["models"]["actor"]["lora"]["initial"] == "file:///rlhf/claims/models/adapter"
+    assert document["spec"]["rollout"]["speculation"]["draft"] == "file:///rlhf/claims/models/small"
     assert document["spec"]["data"]["train"]["uri"] == "file:///rlhf/claims/sets.v2/train.jsonl"
     assert claims_named(job.spec.model_dump()) == {"models", "sets.v2"}
 

@@ -17,3 +17,7 @@ def speculation() -> Iterator[Rule]:
     for name, fits in fitting.items():
         fits_drafts = Field("rollout.speculation").is_given.implies(fits)
         yield Rule(f"rollout.{name}", fits_drafts, "does not go together with rollout.speculation")
+    draft, method = Field("rollout.speculation.draft"), Field("rollout.speculation.method")
+    yield Rule("rollout.speculation.draft", draft.is_given.implies(method == "Draft"), "is for method Draft")
+    is_given = (method == "Draft").implies(draft.is_given)
+    yield Rule("rollout.speculation", is_given, "has method Draft and no draft, which names the model")

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_api.contract import ENTRYPOINT, MAX_INTEGER, WHOLE, Count, Listed, Spec, Whole
+from rlhf_api.contract import ENTRYPOINT, MAX_INTEGER, WHOLE, Count, Listed, Spec, Uri, Whole
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.spec.functions import EntryPoint, ServiceUrl
 
@@ -40,10 +40,12 @@ class RestrictsSampling:
 class Speculation(Spec):
     """How vLLM drafts tokens ahead, which the model then accepts or replaces: the distribution stays the model's."""
 
-    method: Literal["NGram", "Suffix"]
+    method: Literal["NGram", "Suffix", "Draft"]
     """Source of drafts. NGram: the place where the last tokens came before in prompt and response. Suffix: the same by
-    frequencies, with the package arctic-inference.
+    frequencies, with the extra `suffix`. Draft: the likeliest tokens of a small model.
     """
+    draft: Uri | None = None
+    """URI of the model of Draft, which stays as it is and has the actor's vocabulary; as models.actor.uri."""
     tokens: Annotated[int, Field(ge=1, le=32), WHOLE] = 4
     """Largest number of tokens drafted at a time."""
 

@@ -74,13 +74,14 @@ def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> No
 
 
 def _tell_uris(found: Any, inputs: Mapping[str, ObservedInput]) -> None:
-    """Replace job:// and pvc:// URIs by folders in the pod, in place, in each field `uri` or `initial` (adapter)."""
+    """Replace job:// and pvc:// URIs by folders in the pod, in place, in each field `uri`, `initial` or `draft`."""
     if isinstance(found, list):
         for each in found:
             _tell_uris(each, inputs)
     elif isinstance(found, dict):
         for name, value in found.items():
-            if name in ("uri", "initial") and isinstance(value, str) and value.startswith((SCHEME, storage.PVC)):
+            is_address = name in ("uri", "initial", "draft") and isinstance(value, str)
+            if is_address and value.startswith((SCHEME, storage.PVC)):
                 found[name] = storage.in_pod(value, inputs)
             else:
                 _tell_uris(value, inputs)

@@ -15,10 +15,10 @@ RunRanks = Callable[..., list[Any]]
 @pytest.fixture(scope="session")
 def vllm_ranks() -> RunRanks:
     """`run_ranks`, from the process that has imported vLLM."""
-    return RankServer(_import_vllm).run
+    return RankServer(import_vllm).run
 
 
-def _import_vllm() -> None:
+def import_vllm() -> None:
     os.environ.update(environment(on_gpu=False))
     import vllm.distributed.elastic_ep.elastic_execute
     import vllm.entrypoints.llm

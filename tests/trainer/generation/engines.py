@@ -28,6 +28,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     routing: Literal["Replay"] | None = None,
     rollout: Rollout | None = None,
+    draft: str | None = None,
 ) -> GenerationEngine:
     engine = GenerationEngine(
         folder,
@@ -42,6 +43,7 @@ def build(
         revision=None,
         tensor_groups=groups,
         stage_layers=stage_layers,
+        draft=draft,
     )
     KEPT.append(engine)
     return engine

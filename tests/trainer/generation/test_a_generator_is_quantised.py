@@ -29,7 +29,7 @@ from tests.trainer.generation.models import model_of, save_config, weights_of
 
 PROMPTS = [[5 + start, 5 + start + step] for start in range(0, 64, 4) for step in (1, 2, 3)]
 INT8 = Rollout(quantization="Int8")
-BOTH = Rollout(quantization="Int8", kv_cache="FP8")
+BOTH, CACHE = Rollout(quantization="Int8", kv_cache="FP8"), Rollout(kv_cache="FP8")
 SCALES = 2 * 4
 """Bytes of a row's scale and of its zero point's correction, which oneDNN keeps though it is not read."""
 
@@ -45,9 +45,9 @@ def products_by_hand(x: Tensor, weight: Tensor) -> Tensor:
     return tokens @ rows.T * of_tokens * of_rows.T
 
 
-def layers_of(folder: str, groups: list[list[int]]) -> dict[str, Any]:
+def layers_of(folder: str, groups: list[list[int]], stages: tuple[int, ...] = ()) -> dict[str, Any]:
     """Return the outputs of each layer of a rounded engine, those that are expected, and the engine's checksums."""
-    engine = build(folder, groups, rollout=INT8)
+    engine = build(folder, groups, stages, rollout=INT8)
     weights, holds = weights_of(folder, 1), engine.held_shards()
     shards = {name: weights[name][part.within(whole(weights[name]))] for name, part in holds.items()}
     for _ in range(2):
@@ -56,7 +56,8 @@ def layers_of(folder: str, groups: list[list[int]]) -> dict[str, Any]:
     engine.load_weights(cut(weights, holds), holds)
     model = engine._call("get_model")
     found = {}
-    for number, layer in enumerate(model.model.layers):
+    first = next((int(name.split(".")[2]) for name in holds if ".layers." in name), 0)
+    for number, layer in enumerate(model.model.layers[first : first + (stages or (3,))[0 if first == 0 else 1]], first):
         for path, names in {
             "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
             "self_attn.o_proj": ("o_proj",),
@@ -68,7 +69,9 @@ def layers_of(folder: str, groups: list[list[int]]) -> dict[str, Any]:
             x = torch.randn(3, expected.shape[1], generator=torch.Generator().manual_seed(number))
             found[f"{number}.{path}"] = module.quant_method.apply(module, x), products_by_hand(x, expected)
     wrong = [name for name, shard in shards.items() if not torch.equal(sums[name], bit_sum(shard.contiguous()))]
-    return {"layers": found, "wrong sums": wrong}
+    engine.wake_cache()
+    written = engine.generate(PROMPTS, list(range(len(PROMPTS))), max_tokens=8, greedy=True)
+    return {"layers": found, "wrong sums": wrong, "written": [list(each.tokens) for each in written]}
 
 
 def whole(weight: Tensor) -> TensorSlice:
@@ -82,6 +85,17 @@ def test_live_layers_are_the_rounded_shards(tmp_path: Path, vllm_ranks: RunRanks
         for name, (computed, expected) in rank["layers"].items():
             torch.testing.assert_close(computed, expected, atol=1e-5, rtol=1e-5, msg=name)
         assert rank["wrong sums"] == [], "sums are those of the weights that came"
+
+
+def test_stages_round_their_layers_as_one_rank_does(tmp_path: Path, vllm_ranks: RunRanks) -> None:
+    folder = save_config(tmp_path, "llama")
+    (one,), stages = vllm_ranks(1, layers_of, folder, [[0]]), vllm_ranks(2, layers_of, folder, [[0], [1]], (2, 1))
+    assert [len(rank["layers"]) for rank in stages] == [8, 4]
+    for rank in stages:
+        for name, (computed, _) in rank["layers"].items():
+            torch.testing.assert_close(computed, one["layers"][name][0], rtol=0, atol=0, msg=name)
+        assert rank["wrong sums"] == []
+        assert rank["written"] == one["written"]
 
 
 def trained(folder: str) -> nn.Module:
@@ -117,11 +131,11 @@ def answers(folder: str, rollout: Rollout, state: dict[str, Tensor]) -> dict[str
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory, vllm_ranks: RunRanks) -> Any:
-    """(folder, trained model, answers of an engine with float32 weights, with rounded ones, with a rounded cache)."""
+    """(folder, trained model, answers of engines: float32, rounded weights, these with a rounded cache, that alone)."""
     folder = save_config(tmp_path_factory.mktemp("model"), "llama")
     model = trained(folder)
     state = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    return folder, model, *(vllm_ranks(1, answers, folder, each, state)[0] for each in (Rollout(), INT8, BOTH))
+    return folder, model, *(vllm_ranks(1, answers, folder, each, state)[0] for each in (Rollout(), INT8, BOTH, CACHE))
 
 
 def test_rounded_weights_write_nearly_what_exact_ones_do(case: Any) -> None:
@@ -147,7 +161,7 @@ def kl(model: Any, sampled: list[tuple[list[int], list[float]]]) -> float:
 
 
 def test_bytes_fall_as_the_mapper_says(case: Any) -> None:
-    folder, _, exact, rounded_weights, rounded_cache = case
+    folder, _, exact, rounded_weights, rounded_cache, only_cache = case
     model, one = architecture_of(AutoConfig.from_pretrained(folder).to_dict()), Layouts(*(np.array(1.0) for _ in "ptd"))
     of_rollout = [
         Passes(model, machines(8), software_for("CPU", "FP32", rollout=each)) for each in (Rollout(), INT8, BOTH)
@@ -159,6 +173,7 @@ def test_bytes_fall_as_the_mapper_says(case: Any) -> None:
     assert rounded_weights["cache"] == exact["cache"]
     assert rounded_weights["asleep"] == rounded_cache["asleep"] == 0
     assert rounded_cache["cache"] / exact["cache"] == cache[2] / cache[0] == 1 / 4
+    assert (only_cache["cache"], only_cache["weights"]) == (rounded_cache["cache"], exact["weights"])
 
 
 def refusal_of_a_layer(folder: str) -> str:

@@ -239,6 +239,21 @@ MISTAKES: dict[str, tuple[str, ExitCode, str]] = {
         ExitCode.SPEC,
         "ppo: spec.models.critic: its tokenizer is not the actor's (",
     ),
+    "a draft model that is not there": (
+        "rollout.speculation={method: Draft, draft: 'file://models/none'}",
+        ExitCode.DATA,
+        "ppo: spec.rollout.speculation.draft: file://{tmp}/models/none: there is no file or folder {tmp}/models/none",
+    ),
+    "a draft model with another vocabulary": (
+        "rollout.speculation={method: Draft, draft: 'file://models/other'}",
+        ExitCode.SPEC,
+        "ppo: spec.rollout.speculation.draft: file://{tmp}/models/other has a vocabulary of ",
+    ),
+    "a draft model that vLLM has not": (
+        "rollout.speculation={method: Draft, draft: 'file://models/cohere'}",
+        ExitCode.SPEC,
+        "ppo: spec.rollout.speculation.draft: file://{tmp}/models/cohere is a cohere; vLLM drafts with llama, ",
+    ),
     "a reward model whose template refuses a prompt": (
         "models.reward.uri=file://models/other",
         ExitCode.DATA,

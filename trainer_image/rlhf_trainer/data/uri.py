@@ -5,8 +5,14 @@ from urllib.parse import unquote
 
 from rlhf_api.packages import PACKAGE, in_package
 from rlhf_trainer.errors import DataError
+from rlhf_trainer.hub import HUB
 
 FILE = "file://"
+
+
+def folder_or_name(uri: str) -> str:
+    """Return the local folder of a model or adapter, or its name on the Hugging Face Hub. DataError as `local_path`."""
+    return uri.removeprefix(HUB) if uri.startswith(HUB) else str(local_path(uri))
 
 
 def local_path(uri: str) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.tables import read_table
-from rlhf_mapper.architecture import experts_in
+from rlhf_mapper.architecture import experts_in, positions_of
 
 if TYPE_CHECKING:  # a run reads the table before it imports transformers
     from transformers import PreTrainedConfig
@@ -55,6 +55,19 @@ def why_not_quantized(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: boo
     if kind and experts_in(config.to_dict()):
         return f"is {kind}, but the weights of experts are not quantised here"
     return ""
+
+
+def why_no_draft(config: PreTrainedConfig, actor: PreTrainedConfig, *, tokens: int, on_cpu: bool) -> str:
+    """Reason why models of a config cannot draft for an actor; empty if they can. tokens: of prompt and response."""
+    if config.model_type not in FAMILIES["by_vllm"]:
+        return f"is a {config.model_type}; vLLM drafts with {', '.join(FAMILIES['by_vllm'])}"
+    if reason := why_not_generated(config, on_cpu=on_cpu):
+        return reason
+    if config.vocab_size != actor.vocab_size:
+        return f"has a vocabulary of {config.vocab_size} tokens, and the actor's has {actor.vocab_size}"
+    most = positions_of(config.to_dict()) or tokens
+    needed = f"reads {most} tokens at most; maxPromptTokens + maxResponseTokens is {tokens}"
+    return needed if tokens > most else ""
 
 
 def uses_modules(config: PreTrainedConfig, *, trust_remote_code: bool) -> bool:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.tables import read_table
@@ -21,8 +21,9 @@ BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """Environment variable of vLLM with the number of layers of each pipeline stage."""
 CPU_BLOCK_TOKENS = 128
-CPU_STEP_TOKENS = 4096
-"""Lower bound for vLLM's limit on the tokens that an engine reads or writes in a step on CPU."""
+CPU_STEP_TOKENS, GPU_STEP_TOKENS = 4096, 8192
+"""Lower bound for vLLM's limit on the tokens that an engine reads or writes in a step on CPU; the limit with a model
+that drafts on a GPU."""
 MAX_SEQUENCES = {"CPU": 256, "GPU": 1024}
 """Most responses that an engine generates at a time.
 
@@ -73,10 +74,11 @@ def engine_arguments(
     shards: int,
     stage_layers: Sequence[int],
     trust_remote_code: bool = False,
+    draft: str | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that follow from the job.
 
-    max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine.
+    max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine; draft: a model's files.
     MemoryProblem when the cache cannot fit; ConfigError for stages of unequal length on GPUs, or
     that return experts, and for weights that cannot be quantised.
     """
@@ -88,13 +90,16 @@ def engine_arguments(
     if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens
         raise ConfigError("spec.rollout.pipelineParallel: on GPUs the stages must have equally many layers")
     sequences = min(max_sequences, MAX_SEQUENCES["GPU" if on_gpu else "CPU"])
-    layers = max(stage_layers, default=int(config.num_hidden_layers))
+    models = [config, AutoConfig.from_pretrained(draft)] if draft else [config]
     share = rollout.gpu_memory_utilization or UNMAPPED_SHARE
     device: dict[str, Any] = (
         {"gpu_memory_utilization": share, "enable_sleep_mode": True, **SETTINGS["nccl_only"]}
         if on_gpu
-        else _cache_on_cpu(config, rollout, max_tokens, sequences, layers=layers, shards=shards)
+        else _cache_on_cpu(models, rollout, max_tokens, sequences, stages=stage_layers, shards=shards)
     )
+    if draft:  # it reads a token more of each row; vLLM 0.32 writes those that do not fit beyond its buffer
+        step = device.get("max_num_batched_tokens", GPU_STEP_TOKENS)
+        device |= {"max_num_scheduled_tokens": step, "max_num_batched_tokens": step + sequences}
     return {
         "dtype": str(dtype).removeprefix("torch."),
         "load_format": "dummy",
@@ -111,13 +116,16 @@ def engine_arguments(
         **({"kv_cache_dtype": "fp8"} if rollout.kv_cache else {}),
         **device,
         **(SETTINGS["returns_experts"] if on_gpu and returns_experts else {}),
-        **_drafts(rollout, stages=len(stage_layers)),
+        **_drafts(rollout, draft, heads=models[-1].num_attention_heads, stages=len(stage_layers), shards=shards),
         **(SETTINGS["backend"] if uses_modules(config, trust_remote_code=trust_remote_code) else {}),
     }
 
 
-def _drafts(rollout: Rollout, *, stages: int) -> dict[str, Any]:
-    """Return vLLM's configuration of speculative decoding. ConfigError for what was not tried, or a missing package."""
+def _drafts(rollout: Rollout, draft: str | None, *, heads: int, stages: int, shards: int) -> dict[str, Any]:
+    """Return vLLM's configuration of speculative decoding. ConfigError for what was not tried, or a missing package.
+
+    draft: folder of a model with so many heads, which is cut into as many shards as the generator.
+    """
     if not rollout.speculation:
         return {}
     if rollout.routing == "Replay" or stages > 1:
@@ -125,8 +133,12 @@ def _drafts(rollout: Rollout, *, stages: int) -> dict[str, Any]:
         raise ConfigError(f"spec.rollout.speculation: is given, but {why}, which was not tried with drafts")
     method, tokens = rollout.speculation.method, rollout.speculation.tokens
     if method == "Suffix" and find_spec("arctic_inference") is None:
-        raise ConfigError("spec.rollout.speculation.method: is Suffix, but the package arctic-inference is missing")
-    return {"speculative_config": {"num_speculative_tokens": tokens, **SETTINGS[f"speculation_{method}"]}}
+        raise ConfigError("spec.rollout.speculation.method: is Suffix, which needs the package of the extra suffix")
+    if heads % shards:
+        why = f"has {heads} attention heads, which {shards} tensor-parallel shards do not divide"
+        raise ConfigError(f"spec.rollout.speculation.draft: {why}")
+    model = {"model": draft, "draft_tensor_parallel_size": shards} if draft else {}
+    return {"speculative_config": {"num_speculative_tokens": tokens, **model, **SETTINGS[f"speculation_{method}"]}}
 
 
 def _overrides(config: PreTrainedConfig, rollout: Rollout) -> dict[str, Any]:
@@ -143,25 +155,29 @@ def _overrides(config: PreTrainedConfig, rollout: Rollout) -> dict[str, Any]:
 
 
 def _cache_on_cpu(
-    config: PreTrainedConfig, rollout: Rollout, max_tokens: int, sequences: int, *, layers: int, shards: int
+    models: Sequence[PreTrainedConfig], rollout: Rollout, tokens: int, rows: int, *, stages: Sequence[int], shards: int
 ) -> dict[str, Any]:
-    """Return vLLM's options for a KV cache that holds `sequences` full-length responses at once.
+    """Return vLLM's options for a KV cache that holds `rows` full-length responses at once.
 
-    layers: of this rank's stage; shards: tensor-parallel ranks. The number of blocks is given too, as all stages must
-    use the same, and a step's tokens, as drafts are never cut. MemoryProblem when the machine has less memory.
+    models: that of the job, and one that drafts; stages: layers by pipeline stage; shards: tensor-parallel ranks. The
+    number of blocks is given too, as all stages must use the same, and a step's tokens, as drafts are never cut.
+    MemoryProblem when the machine has less memory.
     """
     size, drafted = 1 if rollout.kv_cache else 4, rollout.speculation.tokens if rollout.speculation else 0
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    blocks = sequences * -(-max_tokens // CPU_BLOCK_TOKENS) + 1
-    needed = blocks * CPU_BLOCK_TOKENS * 2 * layers * max(int(heads) // shards, 1) * int(width) * size
+    blocks = rows * -(-tokens // CPU_BLOCK_TOKENS) + 1
+    needed = 0
+    for config in models:
+        layers = max(stages, default=int(config.num_hidden_layers))
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        needed += blocks * CPU_BLOCK_TOKENS * 2 * layers * max(int(heads) // shards, 1) * int(width) * size
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise MemoryProblem(
-            f"spec.data.maxResponseTokens: vLLM's cache for {sequences} responses of {max_tokens} tokens with their "
+            f"spec.data.maxResponseTokens: vLLM's cache for {rows} responses of {tokens} tokens with their "
             f"prompts takes {needed / GIB:.0f} GiB, and this machine has {there / GIB:.0f} GiB"
         )
     # A prompt whose tokens come in two steps has its random generator set back, which torch does on GPUs only.
-    most = max(max_tokens + sequences * (1 + drafted), CPU_STEP_TOKENS)
+    most = max(tokens + rows * (1 + drafted), CPU_STEP_TOKENS)
     whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": most}
     return {"kv_cache_memory_bytes": needed, "num_gpu_blocks_override": blocks, **whole}

@@ -19,6 +19,7 @@ from rlhf_trainer.generation.routed_experts import ReturnedExperts
 from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment, sampling_arguments
 from rlhf_trainer.generation.vllm_patches import (
     classes_inspected_here,
+    drafts_loaded,
     groups_on,
     mend_drafts,
     modules_served,
@@ -84,12 +85,14 @@ class GenerationEngine:
         revision: str | None,
         tensor_groups: Sequence[Sequence[int]],
         stage_layers: Sequence[int] = (),
+        draft: str | None = None,
     ) -> None:
         """Build this rank's part of an engine, and free its cache and weights until needed; a collective of the world.
 
         folder: of the model's config (weights come with `load_weights`); max_tokens: of prompt and response;
         tensor_groups: every rank of the world once, the p_g stages of an engine one after the other; stage_layers: the
-        layers of each of the p_g stages, or nothing for one. EnvironmentProblem without vLLM, or for an unknown layout.
+        layers of each of the p_g stages, or nothing for one; draft: local folder, or name on the hub, of a model that
+        drafts tokens with the weights of its files. EnvironmentProblem without vLLM, or for an unknown layout.
         MemoryProblem when the cache does not fit. ConfigError for stages of unequal length on GPUs.
         With `rollout.routing: Replay` responses have their `experts`; EnvironmentProblem if vLLM returns none.
         """
@@ -115,12 +118,14 @@ class GenerationEngine:
             shards=len(tensor_groups[0]),
             stage_layers=stage_layers,
             trust_remote_code=trust_remote_code,
+            draft=draft,
         )
+        self._has_draft = draft is not None
         self._vllm = _import_vllm(environment(rollout, on_gpu=self._on_gpu, stage_layers=stage_layers))
         arguments |= dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), revision)
         served = modules_served(revision) if "model_impl" in arguments else nullcontext()
         field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
-        with self._measured(), served, _start_of_vllm(tensor_groups, field):
+        with self._measured(), served, _start_of_vllm(tensor_groups, field), drafts_loaded():
             self._engine = self._vllm.LLM(folder, trust_remote_code=trust_remote_code, **arguments)
         if len(stage_layers) > 1:
             self._call("allocate_stage_input")
@@ -162,6 +167,8 @@ class GenerationEngine:
         before = self.bytes_held()
         with self._measured():
             if self._awake and self._on_gpu:
+                if self._has_draft:
+                    self._call("keep_draft")
                 self._engine.sleep(level=2)
             for part in () if self._on_gpu else self._awake:
                 self._call("free_part", part)
@@ -192,6 +199,7 @@ class GenerationEngine:
             return
         if not self._on_gpu:
             mend_drafts()
+        self._call("draft_row_by_row")
         count = scheduler.make_spec_decoding_stats
 
         def counted(stats: Any, num_draft_tokens: int, num_accepted_tokens: int, *others: Any, **named: Any) -> Any:
@@ -223,6 +231,8 @@ class GenerationEngine:
         with self._measured():
             if self._on_gpu:
                 self._engine.wake_up(tags=[part])
+                if part == "weights" and self._has_draft:
+                    self._call("restore_draft")
             else:
                 self._call("allocate_part", part)
         self._awake.add(part)

@@ -5,6 +5,7 @@ read. On CPU vLLM packs its linear layers and keeps no plain weight. There one m
 the rank's shard, which is filled and packed again. vLLM has no sleep mode on CPU, so its memory is freed by hand.
 """
 
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod
@@ -52,6 +53,28 @@ class WorkerExtension:
         """Freed storages of tensors by part (weights or KV cache), each with its number of bytes before."""
         return {}
 
+    @cached_property
+    def _draft(self) -> list[tuple[Tensor, Tensor]]:
+        """Tensors of the model that drafts, each with its copy in host memory."""
+        model = self.model_runner.drafter.model
+        return [(each.data, each.data.cpu().clone()) for each in [*model.parameters(), *model.buffers()]]
+
+    def keep_draft(self) -> int:
+        """Copy the model that drafts to host memory at the first call: on a GPU vLLM's sleep discards it."""
+        return len(self._draft)
+
+    def restore_draft(self) -> None:
+        """Write the kept copy of the model that drafts back to its place."""
+        for live, kept in self._draft:
+            live.copy_(kept)
+
+    def draft_row_by_row(self) -> None:
+        """Draft for each row as if it were alone; vLLM drafts for none while one has nearly the greatest length.
+
+        Drafts beyond that length are cut row by row.
+        """
+        self.model_runner.effective_drafter_max_model_len = sys.maxsize
+
     def require_quantized(self, quantization: Literal["Int8", "FP8"] | None) -> None:
         """Raise EnvironmentProblem if linear layers lack a requested quantization; None: nothing was requested."""
         if quantization:
@@ -83,8 +106,11 @@ class WorkerExtension:
 
     def bytes_held(self) -> int:
         """Count bytes of cache and weights, with packed copies of linear layers and head; experts have none."""
-        plain = _storages([*self.get_model().parameters(), *self.model_runner.kv_caches])
-        return sum(storage.nbytes() for storage in plain) + sum(map(_packed_bytes, self.get_model().modules()))
+        drafter = getattr(getattr(self.model_runner, "drafter", None), "model", None)  # others draft without a model
+        models = [self.get_model(), *([drafter] if isinstance(drafter, nn.Module) else [])]
+        plain = _storages([each for model in models for each in model.parameters()] + self.model_runner.kv_caches)
+        packed = sum(_packed_bytes(module) for model in models for module in model.modules())
+        return sum(storage.nbytes() for storage in plain) + packed
 
     def free_part(self, part: Part) -> None:
         """Free the weights or the KV cache; the tensors and their views stay usable after `allocate_part`."""

@@ -97,6 +97,24 @@ def modules_served(code_revision: str | None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def drafts_loaded() -> Iterator[None]:
+    """Make vLLM read the weights of a model that drafts from its files; those of the engine come with each update.
+
+    vLLM 0.32 ignores its own `draft_load_config` here.
+    """
+    from vllm.config import LoadConfig
+    from vllm.v1.spec_decode import draft_model
+
+    make = draft_model.get_model
+
+    def from_files(**options: Any) -> Any:
+        return make(**options, load_config=LoadConfig(load_format="safetensors"))
+
+    with patch.object(draft_model, "get_model", from_files):
+        yield
+
+
 def mend_drafts() -> None:
     """Make speculative decoding on CPU use the temperature, top-k and top-p of each row.
 

@@ -35,7 +35,7 @@ from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.machine import gpu_count
-from rlhf_trainer.run.preconditions import other_vocabularies, require_mixtures, require_possible
+from rlhf_trainer.run.preconditions import other_vocabularies, require_draft, require_mixtures, require_possible
 from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, is_written, model_folders, with_written_data
@@ -94,6 +94,9 @@ class JobCheck:
                 retokenized, readers = found, list(map(self._origin, sorted(self._job.models().keys() - found)))
         if retokenized:
             self._job = with_prompts(self._job)
+        if not (self._found or self._job.spec.algorithm.offline):
+            actor = self._origin("actor")
+            self._tried(partial(require_draft, on_cpu=self._on_cpu), self._job, actor.model, actor.folder, self._output)
         if self._job.generates_elsewhere and not self._found:
             self._try_endpoints()
         for check in (self._try_places, self._try_step, self._try_schedules, self._try_measure):

@@ -25,7 +25,7 @@ from rlhf_api.spec.data import DataSource, Rows
 from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
 from rlhf_mapper.mapping import DeviceMapping, as_json
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
-from rlhf_trainer.data.uri import local_path
+from rlhf_trainer.data.uri import folder_or_name
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.hub import HUB, require_hub
 from rlhf_trainer.run_folder.attempt import STATUS, from_json, mark, own_attempt, owner, replace
@@ -48,21 +48,27 @@ def model_folders(job: Job, output: Path) -> dict[Role, str]:
     """Return the local folder of each model of a job, or its name on the hub. DataError if there is no such model."""
     folders: dict[Role, str] = {}
     for role, model in job.models().items():
-        field = f"{job.name}: spec.models.{job.spec.models.source_field(role)}.uri"
-        if model.uri.startswith(HUB):
-            require_hub(model.uri, field, "model")
-        try:
-            folders[role] = model_folder(model.uri, output)
-        except DataError as error:
-            raise DataError(f"{field}: {error}") from error
+        folders[role] = found_model(
+            f"{job.name}: spec.models.{job.spec.models.source_field(role)}.uri", model.uri, output
+        )
     return folders
+
+
+def found_model(field: str, uri: str, output: Path) -> str:
+    """Return the `model_folder` of a field's URI. DataError, naming the field, if there is no such model."""
+    if uri.startswith(HUB):
+        require_hub(uri, field, "model")
+    try:
+        return model_folder(uri, output)
+    except DataError as error:
+        raise DataError(f"{field}: {error}") from error
 
 
 def model_folder(uri: str, output: Path) -> str:
     """Return the local folder of a model by its URI, or the model's name on the Hugging Face Hub."""
     if uri.startswith(SCHEME):
         return str((output / uri.removeprefix(SCHEME) / "model").resolve())
-    return uri.removeprefix(HUB) if uri.startswith(HUB) else str(local_path(uri))
+    return folder_or_name(uri)
 
 
 def read_summary(output: Path) -> dict[str, Any]:
@@ -117,7 +123,10 @@ def load_with_finished(output: Path, manifest: Path | str, overrides: Sequence[s
 
 
 def with_written_data(job: Job, output: Path) -> Job:
-    """Return the job with file URIs, not job://, for data that earlier jobs wrote. DataError for unfinished data."""
+    """Return the job with file URIs, not job://, for data and a draft model that earlier jobs wrote.
+
+    DataError for unfinished data.
+    """
     finished = finished_jobs(output)
     for field, name in data_from_jobs(job).items():
         if name not in finished:
@@ -129,7 +138,12 @@ def with_written_data(job: Job, output: Path) -> Job:
         folder = output / source.uri.removeprefix(SCHEME) / "data"
         return source.model_copy(update={"uri": folder.resolve().as_uri()})
 
-    return job.model_copy(update={"spec": job.spec.with_sources(here)})
+    spec, speculation = job.spec.with_sources(here), job.spec.rollout.speculation
+    if speculation and speculation.draft and speculation.draft.startswith(SCHEME):
+        draft = Path(model_folder(speculation.draft, output)).as_uri()
+        own = {"speculation": speculation.model_copy(update={"draft": draft})}
+        spec = spec.model_copy(update={"rollout": spec.rollout.model_copy(update=own)})
+    return job.model_copy(update={"spec": spec})
 
 
 def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:

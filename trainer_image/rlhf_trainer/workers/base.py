@@ -19,10 +19,9 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.chat import EndTokens
 from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.data.instructions import set_chat_template
-from rlhf_trainer.data.uri import local_path
+from rlhf_trainer.data.uri import folder_or_name
 from rlhf_trainer.errors import ConfigError, TrainerError
 from rlhf_trainer.expert_rows import REPLAYED, ROUTED, expert_count
-from rlhf_trainer.hub import HUB
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import ONE_TO_ALL
@@ -158,9 +157,8 @@ class WorkerSetting:
             return
         adapter = add_adapter(model, lora, self.model, self.folder, seed=self.job.spec.training.seed, path=path)
         if lora.initial:
-            hub = lora.initial.removeprefix(HUB) if lora.initial.startswith(HUB) else None
             shapes = {name: tuple(each.shape) for name, each in inner(model).named_parameters() if each.requires_grad}
-            initial = initial_weights(adapter, hub or str(local_path(lora.initial)), shapes, path=f"{path}.initial")
+            initial = initial_weights(adapter, folder_or_name(lora.initial), shapes, path=f"{path}.initial")
             model.weights = {**(model.weights or {}), **initial}
 
     def frozen(self, model: LanguageModel | Scorer) -> ModelRunner:

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.spec.rollout import STREAM_SHARES, stream_groups
 from rlhf_trainer.data.tokens import Ids
+from rlhf_trainer.data.uri import folder_or_name
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.of_job import environments_of
 from rlhf_trainer.errors import ConfigError, NumericsError
@@ -168,6 +169,7 @@ def start_engine(
     """
     job, layers = setting.job.spec, int(config.num_hidden_layers)
     environments = environments_of(setting.job) if job.rollout.has_turns else None
+    draft = job.rollout.speculation.draft if job.rollout.speculation else None
     engine = GenerationEngine(
         setting.folder,
         config=config,
@@ -179,6 +181,7 @@ def start_engine(
         dtype=setting.compute_dtype,
         trust_remote_code=setting.model.trust_remote_code,
         revision=setting.model.revision,
+        draft=folder_or_name(draft) if draft else None,
         tensor_groups=engine_groups(layout),
         stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
     )
