@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
@@ -28,21 +29,21 @@ from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.environments.of_job import try_environment
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, TrainerError
 from rlhf_trainer.expert_rows import expert_count
-from rlhf_trainer.generation.families import why_not_generated, why_not_quantized
+from rlhf_trainer.generation.families import why_no_draft, why_not_generated, why_not_quantized
 from rlhf_trainer.outputs.opening import require_trackers
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.machine import gpu_count
-from rlhf_trainer.run.preconditions import other_vocabularies, require_draft, require_mixtures, require_possible
+from rlhf_trainer.run.preconditions import other_vocabularies, require_mixtures, require_possible
 from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
-from rlhf_trainer.run_folder.folder import JobFolder, is_written, model_folders, with_written_data
+from rlhf_trainer.run_folder.folder import JobFolder, found_model, is_written, model_folders, with_written_data
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.batching import RowCosts
 from rlhf_trainer.training.kernels import why_plain
-from rlhf_trainer.training.loading import has_weights, try_config, unread_tensors
+from rlhf_trainer.training.loading import has_weights, load_config, load_tokenizer, try_config, unread_tensors
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.optimizer import learning_rate
 from rlhf_trainer.training.saving import try_saving
@@ -94,9 +95,8 @@ class JobCheck:
                 retokenized, readers = found, list(map(self._origin, sorted(self._job.models().keys() - found)))
         if retokenized:
             self._job = with_prompts(self._job)
-        if not (self._found or self._job.spec.algorithm.offline):
-            actor = self._origin("actor")
-            self._tried(partial(require_draft, on_cpu=self._on_cpu), self._job, actor.model, actor.folder, self._output)
+        if not self._found:
+            self._tried(self._try_draft)
         if self._job.generates_elsewhere and not self._found:
             self._try_endpoints()
         for check in (self._try_places, self._try_step, self._try_schedules, self._try_measure):
@@ -127,6 +127,28 @@ class JobCheck:
         with setting.naming():
             own = {each: sizes[each] for each in roles if each in sizes}
             require_possible(self._job, own, {role: (setting.model, setting.folder)})
+
+    def _try_draft(self) -> None:
+        """Compare the model that drafts with the actor; one that another job makes, by the model that it begins with."""
+        uri = self._job.spec.rollout.speculation.draft if self._job.spec.rollout.speculation else None
+        if not uri:
+            return
+        path, maker = f"{self._job.name}: spec.rollout.speculation.draft", self._jobs.get(uri.removeprefix(SCHEME))
+        draft = (
+            origin_of(maker, maker.saved, self._jobs, self._output)[0].folder
+            if maker
+            else found_model(path, uri, self._output)
+        )
+        actor, data = self._origin("actor"), self._job.spec.data
+        remote = actor.model.trust_remote_code
+        config, words = load_config(draft, trust_remote_code=remote), load_tokenizer(draft, trust_remote_code=remote)
+        tokens = data.max_prompt_tokens + data.max_response_tokens
+        if reason := why_no_draft(config, actor.config(), tokens=tokens, on_cpu=self._on_cpu):
+            raise ConfigError(f"{path}: {uri} {reason}")
+        if (own := words.get_vocab()) != (actors := actor.tokenizer().get_vocab()):
+            raise ConfigError(f"{path}: the tokenizer of {uri} is not the actor's ({len(own)}, {len(actors)} entries)")
+        if not (maker or has_weights(draft)):
+            raise DataError(f"{path}: {uri} has no weights (*.safetensors)")
 
     def _try_model(self, role: Role) -> None:
         """Build the model of a role on the meta device, and try what it is for: generation, training and saving."""

@@ -26,7 +26,7 @@ from rlhf_trainer.run.evaluation import evaluation_of
 from rlhf_trainer.run.graph import recorded_step, scorers_of
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.placement import Placed
-from rlhf_trainer.run.preconditions import other_vocabularies, require_draft
+from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.publisher import Publisher, RunContext
 from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
@@ -68,8 +68,6 @@ def run_on_ray(
         models = job.models()
         trained = [role for role, model in models.items() if model.optimizer]
         retokenized = other_vocabularies(job, models, folders)
-        if "actor" in models:
-            require_draft(job, models["actor"], folders["actor"], context.output, on_cpu=mapping.device == "CPU")
         running = with_written_data(job, context.output)
         running = with_prompts(running) if retokenized else running
         columns = job.spec.columns(job.spec.data.train)

@@ -4,9 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
@@ -14,10 +12,9 @@ from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.model_shape import KNOWN
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.config_file import made_from
-from rlhf_trainer.errors import ConfigError, DataError, TrainerError
-from rlhf_trainer.generation.families import GENERATED, why_no_draft, why_unknown
+from rlhf_trainer.errors import ConfigError, TrainerError
+from rlhf_trainer.generation.families import GENERATED, why_unknown
 from rlhf_trainer.run.shapes import config_file
-from rlhf_trainer.run_folder.folder import found_model
 
 CLAIM = "pvc://"
 
@@ -157,29 +154,3 @@ def other_vocabularies(job: Job, models: Mapping[Role, Model], folders: Mapping[
             f"({len(words[origins[role]])} against {len(actors)} entries)"
         )
     return others
-
-
-def require_draft(job: Job, actor: Model, folder: str, output: Path, *, on_cpu: bool) -> None:
-    """Raise DataError or ConfigError for a `rollout.speculation.draft` that cannot draft for the actor in `folder`.
-
-    A model that an earlier job has still to make is not judged.
-    """
-    uri = job.spec.rollout.speculation.draft if job.spec.rollout.speculation else None
-    path = f"{job.name}: spec.rollout.speculation.draft"
-    draft = found_model(path, uri, output) if uri else ""
-    if not uri or (uri.startswith(SCHEME) and not Path(draft).is_dir()):
-        return
-    from rlhf_trainer.training.loading import has_weights, load_config, load_tokenizer
-
-    tokens = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
-    read: list[Any] = []
-    for each, revision in ((draft, None), (folder, actor.revision)):
-        given: dict[str, Any] = {"trust_remote_code": actor.trust_remote_code, "revision": revision}
-        read += [load_config(each, **given), load_tokenizer(each, **given).get_vocab()]
-    config, words, of_actor, actors = read
-    if reason := why_no_draft(config, of_actor, tokens=tokens, on_cpu=on_cpu):
-        raise ConfigError(f"{path}: {uri} {reason}")
-    if words != actors:
-        raise ConfigError(f"{path}: the tokenizer of {uri} is not the actor's ({len(words)}, {len(actors)} entries)")
-    if not has_weights(draft):
-        raise DataError(f"{path}: {uri} has no weights (*.safetensors)")
