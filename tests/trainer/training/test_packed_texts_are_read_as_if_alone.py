@@ -62,7 +62,7 @@ def groups() -> list[TokenBatch]:
     second.tokens[:, :2] = first.tokens[0, :2]
     lengths = OTHER_LENGTHS.clone()
     lengths[3] = 6
-    return [replace(first, prompts=PROMPTS), replace(second, lengths=lengths, prompts=OTHER_PROMPTS)]
+    return [first, replace(second, lengths=lengths)]
 
 
 BATCHES = {"alone": texts, "groups": groups}

@@ -19,20 +19,11 @@ def text(prompts: tuple[list[int], ...] = PROMPTS, own: list[int] = OWN, *, firs
     tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
     for row, each in enumerate(rows):
         tokens[row, : len(each)] = torch.tensor(each)
-    return TokenBatch(
-        tokens=tokens, lengths=torch.tensor(list(map(len, rows))), prompts=torch.tensor(list(map(len, prompts)))
-    )
+    return TokenBatch(tokens=tokens, lengths=torch.tensor(list(map(len, rows))))
 
 
 def cut(texts: list[TokenBatch], rows: Tensor) -> list[TokenBatch]:
-    return [
-        TokenBatch(
-            tokens=each.tokens[rows],
-            lengths=each.lengths[rows],
-            prompts=None if each.prompts is None else each.prompts[rows],
-        )
-        for each in texts
-    ]
+    return [TokenBatch(tokens=each.tokens[rows], lengths=each.lengths[rows]) for each in texts]
 
 
 def bundled(texts: list[TokenBatch], budget: int) -> tuple[list[list[int]], list[int]]:
