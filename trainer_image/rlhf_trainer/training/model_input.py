@@ -239,9 +239,9 @@ class ModelInput:
 
 
 def _shares(texts: Sequence[TokenBatch]) -> list[tuple[int, int, int]]:
-    """Return (text, number of tokens that it shares, the text with which it shares them) of texts that share any.
+    """Return (text, shared tokens, earlier text) for each text that shares a prefix; an earlier text comes first.
 
-    Texts are numbered one `TokenBatch` after the other. The text with which another shares comes before it.
+    Texts are numbered one `TokenBatch` after the other.
     """
     tree, count = PrefixTree(), len(texts[0].lengths)
     added = [

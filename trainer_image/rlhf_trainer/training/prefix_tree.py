@@ -18,16 +18,16 @@ TOKEN = np.dtype(np.int32)
 
 
 class PrefixTree:
-    """Texts in the order in which they were added, each with the tokens that it shares with an earlier one."""
+    """A set of texts, which finds the longest prefix that a new text has in common with an earlier one."""
 
     def __init__(self) -> None:
         self._texts: list[tuple[bytes, int]] = []
         """(key, number) of each text, sorted, so that those with the longest common prefixes are neighbours."""
 
     def add(self, key: bytes, number: int) -> tuple[int, int]:
-        """Add a text; returns (tokens of its longest prefix in common with an earlier one, number of that one).
+        """Add a text; returns (shared tokens, earlier text): the longest common prefix, and the text that has it.
 
-        The prefix may be the whole text. (0, number): it shares none. The cost is linear in the tokens of the text.
+        The prefix may be the whole text. (0, number): nothing is shared. The cost is linear in the tokens of the text.
         """
         place = bisect(self._texts, (key, number))
         beside = self._texts[max(place - 1, 0) : place + 1]
@@ -39,7 +39,7 @@ class PrefixTree:
 def keys_in_order(texts: Sequence[TokenBatch]) -> list[tuple[int, tuple[bytes, ...]]]:
     """Return (row, keys of its texts) of all rows, sorted by keys, so that rows which begin alike are neighbours."""
     keys = [
-        [row[:size].astype(TOKEN).tobytes() for row, size in zip(each.tokens.numpy(), each.lengths.tolist(), strict=True)]
+        [row[:size].tobytes() for row, size in zip(each.tokens.int().numpy(), each.lengths.tolist(), strict=True)]
         for each in texts
     ]
     return sorted(enumerate(zip(*keys, strict=True)), key=lambda each: each[1])
