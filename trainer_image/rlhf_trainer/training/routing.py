@@ -112,7 +112,7 @@ def packed_experts(
     none = given.new_zeros(1, 1, given.shape[2])
     every = (none.expand(*each.tokens.shape, -1) if each.experts is None else each.experts for each in texts)
     experts = concatenate(list(every))
-    is_known = inside & experts.any(2)
+    is_known = inside & (experts > 0).any(2)
     known, places = experts[is_known], packed[is_known]
     first = torch.full((total,), len(known)).scatter_reduce(0, places, torch.arange(len(known)), "amin")
     found = torch.cat([known, none[0]])[first]
