@@ -333,7 +333,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.episodes:
         sizes = list(dict.fromkeys(COLUMNS[name].size for name in options.columns))
         rounds, precision = options.rounds, options.precision
-        show_episodes(measure_episodes(sizes, rounds=rounds, steps=options.steps, precision=precision), precision)
+        found = measure_episodes(sizes, rounds=rounds, steps=options.steps, precision=precision)
+        show_episodes(found, precision)
+        if options.json:
+            options.json.write_text(json.dumps({"host": host(), "episodes": found}, indent=2) + "\n")
         return
     columns = [COLUMNS[name] for name in options.columns]
     for results in measure(

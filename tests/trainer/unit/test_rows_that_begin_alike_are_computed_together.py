@@ -115,7 +115,7 @@ def test_each_prefix_is_packed_once_where_its_texts_read_it() -> None:
         rows = torch.split(given.packed, list(map(len, every)))
         documents, seen = given.documents, given.documents.seen_tokens
         if seen is not None:
-            found = torch.split(seen, documents.seen)
+            found = torch.split(seen, list(documents.seen))
             assert all(
                 any(torch.equal(each, row) for row in rows) for each in found[: len(found) - (given.padding > 0)]
             )
