@@ -1,7 +1,7 @@
 """Seconds of a step beside the limit of this machine, and the effect of each change.
 
     python benchmarks/step.py [--json PATH] [--columns COLUMN ...] [--changes CHANGE ...] [--rounds N] [--steps N]
-                              [--precision BF16]
+                              [--precision BF16] [--episodes]
 
 `benchmarks/work.py` defines the work; everything is real (Ray, FSDP2, vLLM). In each round `rlhf run` trains one job
 with the defaults and one job without each change; then the limit is measured. A ratio is the median over the rounds,
@@ -10,6 +10,9 @@ with its range. The table is printed after each round.
 The limit is the time of the unavoidable work: generation by vLLM alone, the reference's forward pass, and the actor's
 (for PPO also the critic's) training pass in bare transformers with as many rows at once as are fastest. Each part has
 all cores. Shared prompts save a part of the work.
+
+--episodes measures SFT on episodes of several turns instead, of which each row begins with the whole row before it:
+tokens that go through the model and seconds of a step without and with `training.sharePrompts`, in turn.
 """
 
 from __future__ import annotations
@@ -33,17 +36,23 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from work import (
     COLUMNS,
+    EPISODES,
     LEARNING_RATE,
     PHASES,
     PROMPT_TOKENS,
     RESPONSE_TOKENS,
     RESPONSES,
     SIZES,
+    TURNS,
+    WARM_UP,
     Column,
     apart,
     changed,
+    episodes_manifest,
     host,
+    make_episodes,
     make_inputs,
+    make_models,
     manifest,
     medians,
     ratio,
@@ -150,6 +159,55 @@ def show(results: Mapping[str, Mapping[str, Any]], precision: str) -> None:
         found = [result["without"].get(change) for result in results.values()]
         if any(found):
             table.add_row(f"without {change} / step", *(ratio(each) if each else "-" for each in found))
+    Console(width=120).print(table)
+
+
+def measure_episodes(sizes: Sequence[str], *, rounds: int, steps: int, precision: str) -> dict[str, dict[str, Any]]:
+    """Tokens of a step that are computed without and with sharing, and (median, lowest, highest) of seconds' ratio."""
+    found: dict[str, dict[str, Any]] = {}
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as root:
+            inputs = Path(root)
+            make_models(inputs, SIZES[size])
+            make_episodes(inputs / "episodes.jsonl")
+            jobs = [
+                changed(
+                    episodes_manifest(inputs, steps=WARM_UP[size] + steps, name=name),
+                    {"training": {"precision": precision, "sharePrompts": shares}, "resources": {"slotsPerNode": 1}},
+                )
+                for name, shares in (("whole", False), ("shared", True))
+            ]
+            done = []
+            for number in range(rounds):
+                (inputs / str(number)).mkdir()
+                done.append(run(jobs, inputs / str(number)))
+            records = {name: [_records(each / name, steps) for each in done] for name in ("whole", "shared")}
+        seconds = {name: [medians(each)["step"] for each in rounds] for name, rounds in records.items()}
+        found[size] = {
+            "tokens": {name: rounds[0][0]["computed_tokens"] for name, rounds in records.items()},
+            "seconds": {name: median(each) for name, each in seconds.items()},
+            "whole / shared": spread([one / other for one, other in zip(*seconds.values(), strict=True)]),
+        }
+    return found
+
+
+def _records(job: Path, steps: int) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (job / "metrics.jsonl").read_text().splitlines()][-steps:]
+
+
+def show_episodes(results: Mapping[str, Mapping[str, Any]], precision: str) -> None:
+    """The table: a row each."""
+    table = Table(title=f"SFT on {EPISODES} episodes of {TURNS} turns, a row each, {precision}; {host()}")
+    for title in ("", "tokens, each row whole", "shared", "seconds", "shared", "whole / shared"):
+        table.add_column(title, justify="right")
+    for size, each in results.items():
+        tokens, seconds = each["tokens"].values(), each["seconds"].values()
+        table.add_row(
+            size,
+            *(f"{count:,.0f}" for count in tokens),
+            *(f"{one:.2f}" for one in seconds),
+            ratio(each["whole / shared"]),
+        )
     Console(width=120).print(table)
 
 
@@ -270,7 +328,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="of each job and round, after the first ones")
     parser.add_argument("--precision", choices=("FP32", "BF16"), default="FP32")
+    parser.add_argument("--episodes", action="store_true", help="SFT on episodes of several turns instead")
     options = parser.parse_args(arguments)
+    if options.episodes:
+        sizes = list(dict.fromkeys(COLUMNS[name].size for name in options.columns))
+        rounds, precision = options.rounds, options.precision
+        found = measure_episodes(sizes, rounds=rounds, steps=options.steps, precision=precision)
+        show_episodes(found, precision)
+        if options.json:
+            options.json.write_text(json.dumps({"host": host(), "episodes": found}, indent=2) + "\n")
+        return
     columns = [COLUMNS[name] for name in options.columns]
     for results in measure(
         columns, options.changes, rounds=options.rounds, steps=options.steps, precision=options.precision

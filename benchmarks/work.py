@@ -13,7 +13,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,8 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from rlhf_trainer.run.machine import cores
 
 PROMPT_TOKENS, RESPONSE_TOKENS, RESPONSES, KL = 32, 64, 64, 0.05
+EPISODES, TURNS, SAID_TOKENS = 16, 6, 20
+"""Episodes of a step of SFT, turns of each, and tokens of what is asked and answered in a turn."""
 SAMPLES = {"GRPO": 4, "PPO": 1}
 """Responses to a prompt."""
 SIZES: dict[str, dict[str, int]] = {
@@ -99,16 +101,32 @@ def make_models(folder: Path, shape: Mapping[str, int]) -> int:
 
 def make_prompts(path: Path, count: int = RESPONSES) -> None:
     """Write prompts of exactly PROMPT_TOKENS tokens, of random words."""
+    texts = _texts(PROMPT_TOKENS)
+    path.write_text("".join(json.dumps({"prompt": next(texts)}) + "\n" for _ in range(count)))
+
+
+def make_episodes(path: Path) -> None:
+    """Write EPISODES episodes of TURNS turns: a row's prompt is all that was said before its answer, the response."""
+    texts, rows = _texts(SAID_TOKENS), []
+    for _ in range(EPISODES):
+        before = ""
+        for _ in range(TURNS):
+            prompt, answer = before + next(texts), next(texts)
+            rows.append({"prompt": prompt, "chosen": answer})
+            before = prompt + answer
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+
+def _texts(tokens: int) -> Iterator[str]:
+    """Yield texts of random words with exactly so many tokens."""
     words = ["How", "to", "clean", "my", "kettle", "a", "bicycle", "please", "help", "the", "I", "?", "want", "this"]
     encode, chooser = tokenizer().encode, random.Random(0)
-    rows: list[str] = []
-    while len(rows) < count:
+    while True:
         text = ""
-        while len(encode(text)) < PROMPT_TOKENS:
+        while len(encode(text)) < tokens:
             text += " " + chooser.choice(words)
-        if len(encode(text)) == PROMPT_TOKENS:
-            rows.append(json.dumps({"prompt": text}))
-    path.write_text("\n".join(rows) + "\n")
+        if len(encode(text)) == tokens:
+            yield text
 
 
 def make_inputs(folder: Path, shape: Mapping[str, int]) -> int:
@@ -140,6 +158,15 @@ def manifest(folder: Path, algorithm: str, *, steps: int, name: str = "step") ->
             "training": {"totalSteps": steps, "promptBatchSize": RESPONSES // SAMPLES[algorithm]},
         },
     }
+
+
+def episodes_manifest(folder: Path, *, steps: int, name: str) -> dict[str, Any]:
+    """SFT on what `make_models` and `make_episodes` wrote; each step learns every turn of every episode."""
+    job = manifest(folder, "GRPO", steps=steps, name=name)
+    data = {"train": {"uri": f"file://{folder}/episodes.jsonl"}, "maxPromptTokens": 224, "maxResponseTokens": 32}
+    training = {"totalSteps": steps, "batchSize": EPISODES * TURNS}
+    models = {"actor": job["spec"]["models"]["actor"]}
+    return {**job, "spec": {"algorithm": {"name": "SFT"}, "models": models, "data": data, "training": training}}
 
 
 def changed(job: Mapping[str, Any], change: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

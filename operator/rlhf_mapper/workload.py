@@ -285,7 +285,7 @@ def _together(job: Job, role: Role, updates: int) -> tuple[int, int]:
     algorithm, training, samples = job.spec.algorithm, job.spec.training, job.spec.rollout.samples_per_prompt
     if not training.share_prompts:
         return 1, 1
-    if algorithm.chooses_pairs or (algorithm.data in PAIRED and role == "actor"):  # both sides of a pair
+    if algorithm.chooses_pairs or (algorithm.data in PAIRED and updates):  # both sides of a pair
         return samples, 2
     if role == "actor" and job.spec.data.pretrain:  # of each sequence another one is beside it
         return 1, 1

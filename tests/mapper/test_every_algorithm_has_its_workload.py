@@ -189,7 +189,7 @@ TOGETHER = {
     "PPO": dict.fromkeys(("actor", "critic", "reference", "reward"), (1, 1)),
     "PPO-ptx": dict.fromkeys(("actor", "critic", "reference", "reward"), (1, 1)),
     "DPO": {"actor": (1, 2), "reference": (1, 1)},
-    "RewardModel": {"reward": (1, 1)},
+    "RewardModel": {"reward": (1, 2)},
     "OnlineDPO": dict.fromkeys(("actor", "reference", "reward"), (2, 2)),
 }
 

@@ -14,5 +14,9 @@ MACHINE = (
     "mfu",
     "peak_flops",
 )
-SHARED = (*MACHINE, "flops/", "kv_cache_used", "padding/", "experts/", "idle_bytes/", "rollout_replacements")
-"""Beginnings of names; FLOPs and routers' choices, too, depend on the rows that share a prompt on a rank."""
+SHARED = (
+    *MACHINE,
+    *("flops/", "kv_cache_used", "padding/", "experts/", "idle_bytes/", "rollout_replacements"),
+    *("computed_tokens", "shared_tokens"),
+)
+"""Beginnings of names; FLOPs and routers' choices, too, depend on the rows that begin alike on a rank."""

@@ -127,17 +127,21 @@ def test_without_a_penalty_there_is_no_unnamed_reference(tmp_path: Path) -> None
         assert_same(one, other, without=["kl/reference"])
 
 
-def test_the_prompt_of_a_group_is_computed_once(tmp_path: Path) -> None:
+def test_a_step_counts_the_tokens_it_computes_and_shares(tmp_path: Path) -> None:
     folders = {role: save_tiny(tmp_path / role, seed=3) for role in ("actor", "reference")}
     folders["reward"] = save_tiny(tmp_path / "reward", seed=4, labels=1)
 
-    def computed(*overrides: str) -> float:
+    def computed(*overrides: str) -> tuple[float, float]:
         found: list[tuple[list[Report], int]] = run_kept_ranks(
             2, passes, GRPO, "helpful-grpo", folders, list(overrides)
         )
-        return sum(report.means["padding/waste"][1] for reports, _ in found for report in reports)
+        record = merge(report for reports, _ in found for report in reports)
+        return record["computed_tokens"], record["shared_tokens"]
 
-    assert computed() < 0.8 * computed("training.sharePrompts=false")
+    tokens, shared = computed()
+    whole, none = computed("training.sharePrompts=false")
+    assert (none, shared) == (0.0, pytest.approx(1.0 - tokens / whole))
+    assert tokens < 0.8 * whole
 
 
 def test_prompts_not_learned_from_need_no_update() -> None:

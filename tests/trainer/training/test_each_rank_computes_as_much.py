@@ -31,8 +31,7 @@ PROMPT = 4
 
 
 def texts_of(micro: Fields) -> list[TokenBatch]:
-    prompts = torch.full((len(micro["mask"]),), PROMPT)
-    return [TokenBatch(tokens=micro["tokens"], lengths=micro["mask"].sum(1).long(), prompts=prompts)]
+    return [TokenBatch(tokens=micro["tokens"], lengths=micro["mask"].sum(1).long())]
 
 
 def learn(folder: str, layout: ParallelSizes, token_budget: int = 64, share_prompts: bool = False) -> Seen:

@@ -55,7 +55,7 @@ DATA = {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}, "maxPro
 
 def sequences(seed: int, extra: int) -> dict[str, Tensor]:
     """Two groups of four rows of different lengths, with everything an update may read; `extra` columns of padding that
-    no row needs.
+    no row needs. Row 2 begins with the whole row 0, and row 7 with 9 tokens of row 6.
     """
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([6, 19, 11, 8, 30, 7, 25, 14])
@@ -71,6 +71,8 @@ def sequences(seed: int, extra: int) -> dict[str, Tensor]:
         **noise,
     }
     fields["tokens"][:, :PROMPT] = fields["tokens"][[0, 4], :PROMPT].repeat_interleave(4, dim=0)
+    for row, earlier, size in ((2, 0, 6), (7, 6, 9)):
+        fields["tokens"][row, :size] = fields["tokens"][earlier, :size]
     fields["old_log_probs"] = (fields["old_log_probs"] * 0.3 - 6.0) * response
     likeliest = torch.randn(ROWS, width, 512, generator=generator).log_softmax(2).topk(5)
     fields["teacher_tokens"] = torch.cat([likeliest.indices.float(), likeliest.values], 2) * response[:, :, None]

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,22 +51,44 @@ def texts() -> list[TokenBatch]:
     ]
 
 
-PROMPTS, OTHER_PROMPTS = torch.tensor([5, 0, 0, 5]), torch.tensor([2, 5, 1, 5])
-
-
 def groups() -> list[TokenBatch]:
-    """The same with prompts: rows 0 and 3 of both and row 1 of the second share theirs, one of them has one token more;
-    the first row of both texts ends with a response, and none shares a prompt of another length."""
+    """The same, but rows 0 and 3 of both and row 1 of the second have five tokens in common, and all of the second two;
+    the last has one token more than it shares, and row 2 of the second none."""
     first, second = texts()
     for tokens in (first.tokens[3], second.tokens[1], second.tokens[3]):
         tokens[:5] = first.tokens[0, :5]
     second.tokens[:, :2] = first.tokens[0, :2]
     lengths = OTHER_LENGTHS.clone()
     lengths[3] = 6
-    return [replace(first, prompts=PROMPTS), replace(second, lengths=lengths, prompts=OTHER_PROMPTS)]
+    return [first, replace(second, lengths=lengths)]
 
 
-BATCHES = {"alone": texts, "groups": groups}
+def tree(seed: int) -> list[TokenBatch]:
+    """Two texts of 7 rows, each of which is new, an earlier text, its beginning, or either of them and more tokens."""
+    chosen = torch.Generator().manual_seed(seed)
+
+    def drawn(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=chosen))
+
+    every: list[list[int]] = []
+    for _ in range(14):
+        base = every[drawn(0, len(every))] if every and drawn(0, 5) else []
+        base = base[: drawn(0, len(base) + 1)] if drawn(0, 2) else base
+        further = torch.randint(3, 500, (drawn(0, 8),), generator=chosen).tolist() if drawn(0, 6) else []
+        every.append([*base, *further][:24])
+    return [
+        TokenBatch(
+            tokens=torch.tensor([row + [0] * (24 - len(row)) for row in rows]),
+            lengths=torch.tensor(list(map(len, rows))),
+            read=torch.randint(2, (7, 24), generator=chosen).float(),
+            temperature=temperature,
+            entropy=True,
+        )
+        for rows, temperature in ((every[::2], 0.5), (every[1::2], 1.0))
+    ]
+
+
+BATCHES = {"alone": texts, "groups": groups, "tree": partial(tree, 4)}
 
 
 def pair(config: PreTrainedConfig, factory: Any = AutoModelForCausalLM) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -136,9 +159,11 @@ def test_log_probs_and_gradients_are_those_of_each_text(
     own.config._attn_implementation = attention.NAMES[by]
     monkeypatch.setattr(attention, "varlen_attn", varlen_attention_by_definition)
     found = model(given.tokens, given)
-    assert found.log_probs.shape == (8, 16)
-    expected, entropy = torch.zeros(8, 16), torch.zeros(8, 16)
-    for first, text in zip((0, 4), BATCHES[batch](), strict=True):
+    both = BATCHES[batch]()
+    count, width = len(both[0].tokens), both[1].tokens.shape[1]
+    expected, entropy = torch.zeros(2 * count, width), torch.zeros(2 * count, width)
+    assert found.log_probs.shape == expected.shape
+    for first, text in zip((0, count), both, strict=True):
         for row, length in enumerate(text.lengths.tolist()):
             if not length:
                 continue
@@ -170,16 +195,56 @@ def test_scores_and_gradients_are_those_of_each_text_alone(batch: str) -> None:
     own, other = pair(config, AutoModelForSequenceClassification)
     given = ModelInput.of(BATCHES[batch](), at_least=60)
     scores: Tensor = ready(Scorer(own))(given.tokens, given)
-    assert scores.shape == (8, 16)
-    expected = torch.zeros(8, 16)
-    for row, (text, length) in enumerate(
-        (each, length) for each in BATCHES[batch]() for length in each.lengths.tolist()
-    ):
+    both = BATCHES[batch]()
+    count = len(both[0].tokens)
+    expected = torch.zeros(2 * count, both[1].tokens.shape[1])
+    assert scores.shape == expected.shape
+    for row, (text, length) in enumerate((each, length) for each in both for length in each.lengths.tolist()):
         if length:
-            hidden = other.base_model(text.tokens[row % 4 : row % 4 + 1, :length]).last_hidden_state
+            hidden = other.base_model(text.tokens[row % count : row % count + 1, :length]).last_hidden_state
             expected[row, :length] = other.score(hidden)[0, :, 0]
     assert_close(scores, expected, atol=1e-5, rtol=1e-5)
     require_same_gradients(own, other, scores, expected)
+
+
+def require_tree_as_whole_rows(model: LanguageModel | Scorer, seed: int) -> None:
+    """Outputs and gradients of a random tree are those of its rows, each of which is computed whole."""
+    found = []
+    for share in (True, False):
+        given = ModelInput.of(tree(seed), share=share, at_least=1 + seed)
+        output = model(given.tokens, given)
+        outputs = [output.log_probs, output.entropy] if isinstance(model, LanguageModel) else [output]
+        weights = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(seed))
+        model.zero_grad()
+        torch.autograd.backward(torch.stack([(each * weights).sum() for each in outputs]).sum())
+        found.append((outputs, [each.grad for each in model.parameters()], given.tokens.numel() - given.padding))
+    (outputs, gradients, tokens), (expected, whole_gradients, whole) = found
+    assert tokens < whole
+    assert_close(outputs, expected, atol=2e-5, rtol=2e-5)
+    assert_close(gradients, whole_gradients, atol=2e-4, rtol=2e-4)
+
+
+SCORER = "a scorer"
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [
+        pytest.param(name, seeds, marks=() if len(seeds) == 3 else pytest.mark.slow, id=f"{name}, {len(seeds)}")
+        for name in (*CONFIGS, SCORER)
+        for seeds in (range(3), range(3, 150))
+    ],
+)
+def test_random_trees_are_computed_as_whole_rows_are(name: str, seeds: range) -> None:
+    torch.manual_seed(0)
+    config = deepcopy(CONFIGS["llama" if name == SCORER else name])
+    config.num_labels = 1
+    if name == SCORER:
+        model = ready(Scorer(AutoModelForSequenceClassification.from_config(config)))
+    else:
+        model = ready(LanguageModel(AutoModelForCausalLM.from_config(config)))
+    for seed in seeds:
+        require_tree_as_whole_rows(model, seed)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -190,12 +255,13 @@ def test_parts_of_a_row_see_what_the_whole_row_sees(
 ) -> None:
     monkeypatch.setattr(attention, "varlen_attn", varlen_attention_by_definition)
     attend: Any = attention._by_sdpa if by == "SDPA" else attention._by_flash
-    whole = ModelInput.of(BATCHES[batch](), at_least=50, multiple=20).documents
+    given = ModelInput.of(BATCHES[batch](), at_least=50, multiple=20)
+    whole, tokens = given.documents, given.tokens.numel()
     generator = torch.Generator().manual_seed(0)
-    query, key, value = torch.randn(3, 1, 2, 60, 8, generator=generator)
+    query, key, value = torch.randn(3, 1, 2, tokens, 8, generator=generator)
     options = {"sliding_window": window, "scaling": 0.3}
     expected, _ = attend(torch.nn.Module(), query, key, value, None, documents=whole, **options)
-    for first in range(0, 60, 20):
+    for first in range(0, tokens, 20):
         part, own = whole.between(first, first + 20), query[:, :, first : first + 20]
         assert sum(part.lengths) == 20
         found, _ = attend(torch.nn.Module(), own, key, value, None, documents=part, **options)
@@ -211,24 +277,27 @@ def test_packed_texts_have_no_padding() -> None:
     assert given.padding == 0
 
 
-def test_a_prompt_that_rows_share_is_computed_once() -> None:
-    given = ModelInput.of(groups(), at_least=60)
-    assert given.documents.lengths == (7, 1, 3, 2, 12 - 5, 15 - 5, 6 - 5, 29)
-    assert given.documents.seen == (7, 1, 3, 2, 12, 15, 6, 29)
-    assert given.tokens.shape == (1, 60)
-    assert given.padding == 29
-    assert given.positions[0, 13:31].tolist() == [*range(5, 12), *range(5, 15), 5]
-    assert given.packed[:7].tolist() == list(range(7))
-    assert given.packed[8 : 8 + 12].tolist() == [*range(5), *range(13, 20)]
+def test_a_prefix_that_rows_share_is_computed_once() -> None:
+    """Turns of 3, 7 and 12 tokens; the third is the first row, and the last row differs from it after 9 tokens."""
+    tokens = torch.arange(100, 112).repeat(4, 1)
+    tokens[3, 9:] = 5
+    text = TokenBatch(tokens=tokens, lengths=torch.tensor([12, 3, 7, 11]))
+    given = ModelInput.of([text], at_least=20)
+    assert given.documents.lengths == (3, 12 - 9, 7 - 3, 11 - 7, 6)
+    assert given.documents.seen == (3, 12, 7, 11, 6)
+    assert given.tokens[0].tolist() == [*range(100, 103), *range(109, 112), *range(103, 109), 5, 5, *[0] * 6]
+    assert given.positions[0].tolist() == [*range(3), *range(9, 12), *range(3, 11), *range(6)]
+    assert given.packed[:12].tolist() == [*range(3), *range(6, 12), *range(3, 6)]
 
 
 def test_a_batch_of_groups_is_three_quarters_of_its_tokens() -> None:
     """16 prompts of 32 tokens with 4 responses of 64 each."""
     tokens = torch.randint(500, (16, 96)).repeat_interleave(4, dim=0)
     tokens[:, 32:] = torch.randint(500, (64, 64))
+    tokens[:, 32] = torch.arange(64)
     whole = TokenBatch(tokens=tokens, lengths=torch.full((64,), 96))
-    assert ModelInput.of([whole]).tokens.numel() == 6144
-    assert ModelInput.of([replace(whole, prompts=torch.full((64,), 32))]).tokens.numel() == 4608
+    assert ModelInput.of([whole], share=False).tokens.numel() == 6144
+    assert ModelInput.of([whole]).tokens.numel() == 4608
 
 
 def test_a_micro_batch_without_text_is_one_unread_token() -> None:

@@ -37,7 +37,7 @@ from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.stand_in import GeneratorStandIn
 from tests.trainer.tiny import save_tiny
 from tests.trainer.training.test_losses_do_not_depend_on_ranks_micro_batches_or_padding import DATA, sequences
-from tests.trainer.training.test_packed_texts_are_read_as_if_alone import PROMPTS, groups, ready
+from tests.trainer.training.test_packed_texts_are_read_as_if_alone import groups, ready, tree
 from tests.trainer.weights import weights_on_first_rank
 
 MIXTURES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE")
@@ -165,7 +165,27 @@ def test_a_prompts_first_row_decides_and_others_are_counted() -> None:
     assert not torch.equal(other, text.experts)
     recorder.drain()
     assert_close(log_probs(model, replace(text, experts=other)), expected)
-    assert merge([recorder.drain()]) == {"routing/prompts_differ": 2 / int(PROMPTS[3])}
+    assert merge([recorder.drain()]) == {"routing/prompts_differ": 2 / 5}
+
+
+def test_a_shared_token_has_the_experts_of_a_text_that_goes_on() -> None:
+    """The generator never read a text's last token, but that of a longer text which begins with the whole first."""
+    model, plain, _ = pair("Qwen3-MoE")
+    text, other = tree(4)
+    tokens, lengths = torch.cat([text.tokens, other.tokens]), torch.cat([text.lengths, other.lengths])
+    experts = drawn_experts(plain.config, torch.full((len(tokens),), tokens.shape[1] + 1), tokens.shape[1])
+    by_prefix: dict[tuple[int, ...], Tensor] = {}
+    for row, length in enumerate(lengths.tolist()):
+        for stop in range(length):
+            prefix = tuple(tokens[row, : stop + 1].tolist())
+            experts[row, stop] = by_prefix.setdefault(prefix, experts[row, stop])
+    experts[torch.arange(tokens.shape[1]) >= (lengths - 1)[:, None]] = 0
+    text = TokenBatch(tokens=tokens, lengths=lengths, read=torch.ones(tokens.shape), experts=experts)
+    recorder.drain()
+    given, whole = (ModelInput.of([text], share=share) for share in (True, False))
+    assert merge([recorder.drain()]) == {"routing/prompts_differ": 0.0}
+    assert given.tokens.numel() < whole.tokens.numel()
+    assert_close(model(given.tokens, given).log_probs, model(whole.tokens, whole).log_probs)
 
 
 def judged(limit: float, per_token: int = 2) -> tuple[str, dict[str, float]]:
@@ -244,6 +264,7 @@ def update(
         experts = rows.encode(favourites) * (experts > 0).any(2, keepdim=True)
     for first in (0, 4):
         experts[first : first + 4, :4] = experts[first, :4]
+    experts[2, :5], experts[7, :9] = experts[0, :5], experts[6, :9]
     fields |= {ROUTED: pad(experts, (0, 0, 0, extra)), "policy_version": torch.zeros_like(fields["response_mask"])}
     mine = THREE_D_PROTO.distribute(layout, len(experts))[dist.get_rank()]
     batch = Batch(

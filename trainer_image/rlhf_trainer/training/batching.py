@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
@@ -18,8 +18,9 @@ from rlhf_api.spec.job_spec import Training
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.training.distributed import ModelMesh
-from rlhf_trainer.training.model_input import TokenBatch, prompt_keys, prompt_sizes
+from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import MissingLayer
+from rlhf_trainer.training.prefix_tree import PrefixTree, keys_in_order
 from rlhf_trainer.types import Batch, Fields
 
 
@@ -86,34 +87,35 @@ def assign_mini_batches(rows: Tensor, *, count: int, seed: int, step: int, epoch
 
 @dataclass(frozen=True)
 class Bundles:
-    """Bundles of rows [B] that share a prompt, numbered from 0; one rank computes a bundle, in one micro-batch."""
+    """Bundles of rows [B] that begin alike, numbered from 0; one rank computes a bundle, in one micro-batch."""
 
     of_rows: Tensor
     """Index of the bundle that contains each row of the batch: int64 [B]."""
     lengths: Tensor
     """Number of tokens of each text of each row: int64 [texts, B]."""
     shared: Tensor
-    """Number of prompt tokens of each text of each row that another text of the bundle computes: int64 [texts, B]."""
+    """Number of tokens of each text of each row that another text of the bundle computes: int64 [texts, B]."""
 
     @classmethod
-    def of(cls, texts: Sequence[TokenBatch], *, token_budget: int) -> Bundles:
-        """Bundle rows by the prompt of their first text; a bundle has at most token_budget tokens, or one row."""
+    def of(cls, texts: Sequence[TokenBatch], *, token_budget: int, share: bool = True) -> Bundles:
+        """Bundle rows by prefixes of their first text; a bundle has at most token_budget tokens, or one row.
+
+        share: whether rows share at all. Bundles are in the order of their first rows.
+        """
         lengths = torch.stack([text.lengths for text in texts])
-        totals, sizes = lengths.sum(0).tolist(), torch.stack(list(map(prompt_sizes, texts))).T.tolist()
-        bundles: list[_Bundle] = []
-        newest: dict[bytes, _Bundle] = {}
-        for row, keys in enumerate(zip(*map(prompt_keys, texts), strict=True)):
-            bundle = newest.get(keys[0])
-            if bundle is None or bundle.tokens + totals[row] - sum(bundle.shared(keys, sizes[row])) > token_budget:
-                bundles.append(bundle := _Bundle())
-                if keys[0]:
-                    newest[keys[0]] = bundle
-            bundle.add(row, keys, sizes[row], totals[row])
-        of_rows, shared = torch.empty(len(totals), dtype=torch.int64), torch.empty_like(lengths)
-        for number, bundle in enumerate(bundles):
-            of_rows[bundle.rows] = number
-            shared[:, bundle.rows] = torch.tensor(bundle.taken).T
-        return cls(of_rows, lengths, shared)
+        of_rows, shared, totals = torch.arange(lengths.shape[1]), torch.zeros_like(lengths), lengths.sum(0).tolist()
+        tree, tokens, first = PrefixTree(), 0, 0
+        for row, keys in keys_in_order(texts) if share else ():
+            found = [tree.add(key, row)[0] for key in keys]
+            tokens += totals[row] - sum(found)
+            if not found[0] or tokens > token_budget:
+                tree, first = PrefixTree(), row
+                found = [tree.add(key, row)[0] for key in keys]
+                tokens = totals[row] - sum(found)
+            of_rows[row], shared[:, row] = first, torch.tensor(found)
+        numbers: dict[int, int] = {}
+        in_order = [numbers.setdefault(first, len(numbers)) for first in of_rows.tolist()]
+        return cls(torch.tensor(in_order, dtype=torch.int64), lengths, shared)
 
     def sums(self, values: Tensor) -> Tensor:
         """Sum values int64 [texts, B] over the texts and rows of each bundle: [bundles]."""
@@ -122,35 +124,12 @@ class Bundles:
 
     @property
     def tokens(self) -> Tensor:
-        """Number of tokens that a pass over each bundle computes, shared prompts once: int64 [bundles]."""
+        """Number of tokens that a pass over each bundle computes, shared ones once: int64 [bundles]."""
         return self.sums(self.lengths - self.shared)
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Return the indices of the rows in the bundles with the indices `numbers`, in ascending order: int64."""
         return torch.isin(self.of_rows, numbers).nonzero()[:, 0]
-
-
-@dataclass
-class _Bundle:
-    rows: list[int] = field(default_factory=list)
-    taken: list[list[int]] = field(default_factory=list)
-    """Number of prompt tokens of each text that another text computes instead: a list for each row of the bundle."""
-    tokens: int = 0
-    prompts: set[bytes] = field(default_factory=set)
-
-    def shared(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[int]:
-        """Count the prompt tokens of each text of a new row that the bundle or an earlier text of the row computes."""
-        return [
-            size if key in self.prompts or key in keys[:text] else 0
-            for text, (key, size) in enumerate(zip(keys, sizes, strict=True))
-        ]
-
-    def add(self, row: int, keys: Sequence[bytes], sizes: Sequence[int], total: int) -> None:
-        """Add a row to the bundle; keys, sizes: of its texts' prompts; total: number of tokens of the row's texts."""
-        self.taken.append(self.shared(keys, sizes))
-        self.rows.append(row)
-        self.tokens += total - sum(self.taken[-1])
-        self.prompts.update(keys)
 
 
 class RowCosts:

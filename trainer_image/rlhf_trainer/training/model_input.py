@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -12,12 +11,9 @@ from torch.nn.functional import pad
 
 from rlhf_trainer.training.context import sum_of_parts
 from rlhf_trainer.training.head import Compare
+from rlhf_trainer.training.prefix_tree import PrefixTree, keys_in_order
 from rlhf_trainer.training.routing import packed_experts
 from rlhf_trainer.types import Fields, concatenate
-
-SHARE_DIVISOR = 16
-"""A prompt shorter than 1 / 16 of its row is not shared. Otherwise a first token that all texts have would put all
-texts in one bundle, and load balancing could move nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +24,6 @@ class TokenBatch:
     """Token ids of the texts: int64 [b, T], padded on the right."""
     lengths: Tensor
     """Number of tokens of each row without padding: int64 [b]."""
-    prompts: Tensor | None = None
-    """Number of tokens of each row's prompt: int64 [b], less than the row's. Equal prompts are computed once. None:
-    each row is computed whole."""
     read: Tensor | None = None
     """Mask [b, T], above 0 at tokens whose log-probability is needed; None for a scorer, which scores every token."""
     temperature: float = 1.0
@@ -77,7 +70,7 @@ class FieldsOnDevice(Mapping[str, Tensor]):
 class Documents:
     """Positions of texts (documents) packed side by side in a row of N tokens.
 
-    A document attends to its own tokens, and to the prompt that it shares with an earlier document.
+    A document attends to its own tokens, and to the prefix of its text that other documents compute.
     """
 
     lengths: tuple[int, ...]
@@ -85,7 +78,7 @@ class Documents:
     starts: Tensor
     """Offset of each document in the packed row, then N: int32 [documents + 1]."""
     seen: tuple[int, ...]
-    """Number of tokens that each document's last token attends to: the document, and a prompt shared with another."""
+    """Number of tokens that each document's last token attends to: the whole text, with what others compute of it."""
     seen_starts: Tensor
     """Running sums of `seen`, beginning with 0: int32 [documents + 1]."""
     seen_tokens: Tensor | None
@@ -123,8 +116,8 @@ class Documents:
 class ModelInput:
     """Texts of a micro-batch, packed to one row of N tokens without their padding; a loss reads n of the tokens.
 
-    A shared prompt is packed once, with the first of its rows; the other rows see its keys and values. `unpacked` puts
-    values of tokens back at their places in rows of T tokens, one text below the other.
+    A prefix that texts have in common is packed once, with the first of them (`PrefixTree`); the others see its keys
+    and values. `unpacked` puts values of tokens back at their places in rows of T tokens, one text below the other.
     """
 
     tokens: Tensor
@@ -139,7 +132,7 @@ class ModelInput:
     whole: Tensor
     """Indices of the m tokens of all texts, without padding, among the rows * T positions: int64 [m]."""
     packed: Tensor
-    """Index in the packed row of each token of `whole`: int64 [m]; rows that share a prompt have equal indices."""
+    """Index in the packed row of each token of `whole`: int64 [m]; texts that share a prefix have equal indices."""
     places: Tensor
     """Indices of the n tokens that a loss reads among the rows * T positions: int64 [n]."""
     before: Tensor
@@ -157,10 +150,11 @@ class ModelInput:
     compare: Compare | None
 
     @classmethod
-    def of(cls, texts: Sequence[TokenBatch], *, at_least: int = 1, multiple: int = 1) -> Self:
+    def of(cls, texts: Sequence[TokenBatch], *, share: bool = True, at_least: int = 1, multiple: int = 1) -> Self:
         """Pack texts to a multiple of `multiple`, and at least `at_least`, tokens; unread zeros fill the rest.
 
-        The first token of a text is not read, as nothing predicts it. Rows that use an earlier row's prompt come last.
+        The first token of a text is not read, as nothing predicts it. Texts that share a prefix with an earlier one
+        come last. share: whether any do.
         """
         tokens = concatenate([text.tokens for text in texts])
         lengths = torch.cat([text.lengths for text in texts])
@@ -170,27 +164,29 @@ class ModelInput:
                 rows[:, 1 : text.tokens.shape[1]] = text.temperature * (text.read[:, 1:] > 0)
         column = torch.arange(tokens.shape[1])
         inside = column < lengths[:, None]
-        with_prompt, shared = _shared_prompts(texts)
+        shares = _shares(texts) if share else []
+        shared = torch.zeros_like(lengths)
+        for each, size, _ in shares:
+            shared[each] = size
         order = (shared > 0).int().argsort(stable=True)
         own = lengths - shared
         starts = torch.empty_like(own)
         starts[order] = own[order].cumsum(0) - own[order]
         packed = (starts - shared)[:, None] + column
-        packed = torch.where(column < shared[:, None], packed[with_prompt], packed)
+        for each, size, earlier in shares:
+            packed[each, :size] = packed[earlier, :size]
         computed = (inside & (column >= shared[:, None]))[order]
         total = int(own.sum())
         padding = -(-max(total, at_least) // multiple) * multiple - total
-        seen_tokens = torch.cat([packed[order][inside[order]], torch.arange(total, total + padding)])
         documents = order[own[order] > 0]
+        seen_tokens = torch.cat([packed[documents][inside[documents]], torch.arange(total, total + padding)])
         sizes = torch.stack([own, lengths])[:, documents]
         places = (read * inside).flatten().nonzero()[:, 0]
         teachers = [text.teacher for text in texts if text.teacher is not None]
         return cls(
             tokens=torch.cat([tokens[order][computed], tokens.new_zeros(padding)])[None],
             positions=torch.cat([computed.nonzero()[:, 1], torch.arange(padding)])[None],
-            documents=Documents.of(
-                pad(sizes, (0, int(padding > 0)), value=padding), seen_tokens if shared.any() else None
-            ),
+            documents=Documents.of(pad(sizes, (0, int(padding > 0)), value=padding), seen_tokens if shares else None),
             shape=(tokens.shape[0], tokens.shape[1]),
             padding=padding,
             whole=inside.flatten().nonzero()[:, 0],
@@ -199,7 +195,7 @@ class ModelInput:
             before=packed.flatten()[places - 1],
             targets=tokens.flatten()[places],
             temperature=read.flatten()[places],
-            experts=packed_experts(texts, order, computed, first=with_prompt, shared=shared, padding=padding),
+            experts=packed_experts(texts, packed, inside, shared=int(shared.sum()), total=total + padding),
             entropy=any(text.entropy for text in texts),
             likeliest=texts[0].likeliest,
             teacher=concatenate(teachers).flatten(0, 1)[places] if teachers else None,
@@ -242,24 +238,18 @@ class ModelInput:
         return sum_of_parts(own, self.documents.group)
 
 
-def prompt_sizes(text: TokenBatch) -> Tensor:
-    """Number of each row's prompt tokens that other rows may share, int64 [b]; 0 for a prompt too short to share."""
-    if text.prompts is None:
-        return torch.zeros_like(text.lengths)
-    return torch.where(text.prompts * SHARE_DIVISOR < text.lengths, 0, text.prompts)
+def _shares(texts: Sequence[TokenBatch]) -> list[tuple[int, int, int]]:
+    """Return (text, shared tokens, earlier text) for each text that shares a prefix; an earlier text comes first.
 
-
-def prompt_keys(text: TokenBatch) -> list[bytes]:
-    """Key of each row's prompt: equal for equal prompts, empty if the row has no prompt to share."""
-    return [row[:size].tobytes() for row, size in zip(text.tokens.numpy(), prompt_sizes(text).tolist(), strict=True)]
-
-
-def _shared_prompts(texts: Sequence[TokenBatch]) -> tuple[Tensor, Tensor]:
-    """Return, for each row of all texts, (first row with the same prompt, number of tokens shared with that row)."""
-    found: dict[bytes, int] = {}
-    keys = chain.from_iterable(map(prompt_keys, texts))
-    rows = torch.tensor([found.setdefault(key, row) for row, key in enumerate(keys)])
-    return rows, torch.where(rows < torch.arange(len(rows)), torch.cat(list(map(prompt_sizes, texts))), 0)
+    Texts are numbered one `TokenBatch` after the other.
+    """
+    tree, count = PrefixTree(), len(texts[0].lengths)
+    added = [
+        (number * count + row, *tree.add(key, number * count + row))
+        for row, keys in keys_in_order(texts)
+        for number, key in enumerate(keys)
+    ]
+    return [each for each in added if each[1]]
 
 
 def _on_device(value: Documents | ModelInput, device: torch.device) -> dict[str, Any]:

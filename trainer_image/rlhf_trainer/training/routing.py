@@ -98,12 +98,13 @@ class RoutingReplay:
 
 
 def packed_experts(
-    texts: Sequence[TokenBatch], order: Tensor, computed: Tensor, *, first: Tensor, shared: Tensor, padding: int
+    texts: Sequence[TokenBatch], packed: Tensor, inside: Tensor, *, shared: int, total: int
 ) -> Tensor | None:
-    """Pack the experts of texts as `ModelInput` packs the tokens: uint8 [N, E]; None if no text has any.
+    """Pack the experts of texts as `ModelInput` packs the tokens: uint8 [total, E]; None if no text has any.
 
-    A shared prompt has the experts of its first row. `routing/prompts_differ` is the share of its tokens in other rows
-    whose experts are not those.
+    packed, inside: [rows, T], the index of each token in the packed row and whether it is one. A token that texts share
+    has the experts of the first of them that has any; a text's last token has none. `routing/prompts_differ` is the
+    share of the `shared` tokens, which other texts compute, that have other experts.
     """
     given = next((text.experts for text in texts if text.experts is not None), None)
     if given is None:
@@ -111,6 +112,9 @@ def packed_experts(
     none = given.new_zeros(1, 1, given.shape[2])
     every = (none.expand(*each.tokens.shape, -1) if each.experts is None else each.experts for each in texts)
     experts = concatenate(list(every))
-    differ = (experts != experts[first]).any(2) & (torch.arange(experts.shape[1]) < shared[:, None])
-    recorder.mean("routing/prompts_differ", differ.sum(), shared.sum())
-    return torch.cat([experts[order][computed], experts.new_zeros(padding, experts.shape[2])])
+    is_known = inside & (experts > 0).any(2)
+    known, places = experts[is_known], packed[is_known]
+    first = torch.full((total,), len(known)).scatter_reduce(0, places, torch.arange(len(known)), "amin")
+    found = torch.cat([known, none[0]])[first]
+    recorder.mean("routing/prompts_differ", (known != found[places]).any(1).sum(), shared)
+    return found

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
@@ -59,7 +58,7 @@ class RunnerOptions(TypedDict):
     kernels: NotRequired[Kernels]
     """Kernels of layers and head; default Auto."""
     share_prompts: NotRequired[bool]
-    """Whether the prompt that several rows have is computed once; default True."""
+    """Whether a prefix that several rows have is computed once; default True."""
 
 
 class ModelRunner:
@@ -82,15 +81,11 @@ class ModelRunner:
 
     def assign_rows(self, fields: Fields, texts_of: TextsFunction) -> RowAssignment:
         """Assign rows to the data-parallel ranks that compute them, so that all have about the same FLOPs."""
-        texts = self._texts(fields, texts_of)
+        texts = texts_of(fields)
         part = max(1, int(sum(text.lengths.sum() for text in texts)) // MIN_PARTS)
-        bundles = Bundles.of(texts, token_budget=min(self._token_budget, part))
+        bundles = Bundles.of(texts, token_budget=min(self._token_budget, part), share=self._share_prompts)
         costs = bundles.sums(self.costs.of(bundles.lengths) - self.costs.of(bundles.shared))
         return RowAssignment(costs, bundles.of_rows, self.mesh)
-
-    def _texts(self, fields: Fields, texts_of: TextsFunction) -> Sequence[TokenBatch]:
-        texts = texts_of(fields)
-        return texts if self._share_prompts else [replace(text, prompts=None) for text in texts]
 
     def split(
         self, fields: Fields, texts_of: TextsFunction, *, phase: Literal["scoring", "update"]
@@ -100,12 +95,12 @@ class ModelRunner:
         fields: [B, T] (cut to the micro-batch's longest row) or [B]. A rank with too few micro-batches gets further
         ones without text, with fields and masked loss 0. Micro-batches of a pipeline have equally many tokens.
         """
-        stages, device, texts = self.mesh.layout.pipeline, device_here(), self._texts(fields, texts_of)
+        stages, device, texts, share = self.mesh.layout.pipeline, device_here(), texts_of(fields), self._share_prompts
         lengths = torch.stack([text.lengths for text in texts]).amax(0)
-        bundles = Bundles.of(texts, token_budget=self._token_budget)
+        bundles = Bundles.of(texts, token_budget=self._token_budget, share=share)
         if stages > 1:  # with fewer micro-batches than stages, stages wait for each other
             largest = max(1, -(-int(bundles.tokens.sum()) // stages))
-            bundles = Bundles.of(texts, token_budget=min(self._token_budget, largest))
+            bundles = Bundles.of(texts, token_budget=min(self._token_budget, largest), share=share)
         self._count(bundles, texts, phase)
         tokens = bundles.tokens
         numbers = micro_batches(tokens, token_budget=self._token_budget, at_least=stages)
@@ -122,8 +117,11 @@ class ModelRunner:
                 shapes = {name: (1, 1, *field.shape[2:])[: field.dim()] for name, field in fields.items()}
                 part = {name: field.new_zeros(shapes[name]) for name, field in fields.items()}
             multiple = self.mesh.layout.context * self.mesh.layout.tensor
-            given = ModelInput.of(self._texts(part, texts_of), at_least=max(1, even), multiple=multiple)
+            given = ModelInput.of(texts_of(part), share=share, at_least=max(1, even), multiple=multiple)
             recorder.mean("padding/waste", float(given.padding), float(given.tokens.numel()))
+            computed, whole = float(given.tokens.numel() - given.padding), float(len(given.whole))
+            recorder.add("computed_tokens", computed)
+            recorder.mean("shared_tokens", whole - computed, whole)
             if self.mesh.layout.context > 1:
                 given = given.part(self.mesh.coordinate("context"), self.mesh.context_group)
             micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given.to(device), rows=rows))

@@ -275,7 +275,6 @@ def text_of(
     return TokenBatch(
         tokens=tokens,
         lengths=attention.sum(1).long(),
-        prompts=(response > 0).int().argmax(1),  # 0 for a row without a response
         read=response,
         temperature=temperature,
         entropy=entropy,
