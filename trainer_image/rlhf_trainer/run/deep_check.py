@@ -129,7 +129,7 @@ class JobCheck:
             require_possible(self._job, own, {role: (setting.model, setting.folder)})
 
     def _try_draft(self) -> None:
-        """Compare the model that drafts with the actor; one that another job makes, by the model that it begins with."""
+        """Compare the drafting model with the actor; one of another job by the model that this job begins with."""
         uri = self._job.spec.rollout.speculation.draft if self._job.spec.rollout.speculation else None
         if not uri:
             return
