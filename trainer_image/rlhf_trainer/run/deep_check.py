@@ -16,6 +16,7 @@ import torch
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
+from rlhf_api.spec.algorithms import Distilling
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import positions_of
 from rlhf_mapper.auto_map import wrong_sizes
@@ -52,6 +53,7 @@ from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.judge import evaluation_code
 from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
 from rlhf_trainer.workers.scoring import UserCode, reward_code, terms_of
+from rlhf_trainer.workers.teacher import try_teachers
 from rlhf_trainer.workers.trials import made_samples, total_of, try_score, with_first_rows
 from rlhf_trainer.workers.weight_links import servers_of
 
@@ -97,6 +99,8 @@ class JobCheck:
             self._job = with_prompts(self._job)
         if self._job.generates_elsewhere and not self._found:
             self._try_endpoints()
+        if isinstance(self._job.spec.algorithm, Distilling) and not self._found:
+            self._tried(try_teachers, self._origin("actor"))
         for check in (self._try_places, self._try_step, self._try_schedules, self._try_measure):
             self._tried(check)
         data = self._tried(self._data, readers)
