@@ -34,7 +34,7 @@ def outcome(
     folder.mkdir()
     optimizer = {"learningRate": 1e-3, "warmupSteps": 2}
     sizes = {"parallelism": {"tensor": 2}} if len(pools) > 1 else {}
-    spec = {
+    spec: dict[str, Any] = {
         "algorithm": {"name": "Distillation", **options},
         "models": {
             "actor": {"uri": f"file://{folders['actor']}", "optimizer": optimizer},

@@ -45,8 +45,8 @@ class TeacherWorker:
         adds = (TEACHER_TOKENS if compares_tokens(setting.job) else "teacher_log_probs",)
         changed = replace(marks["compute_log_prob"], adds=adds)
         if setting.job.spec.models.teacher_endpoints:
-            reads = {"reads": (*TEXT_FIELDS, "valid"), "reads_if_there": COLUMNS}
-            changed = replace(changed, protocol=SCORED_ONCE, row_by_row=False, **reads)
+            reads = (*TEXT_FIELDS, "valid")
+            changed = replace(changed, protocol=SCORED_ONCE, reads=reads, reads_if_there=COLUMNS, row_by_row=False)
         return {"compute_log_prob": changed}
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=(), phase="scoring", row_by_row=True)
