@@ -31,7 +31,7 @@ from rlhf_api.spec.data import AnyData, Data, SourceChange
 from rlhf_api.spec.deadlines import CALL_SECONDS
 from rlhf_api.spec.evaluation import Evaluation
 from rlhf_api.spec.functions import RewardFunction, RewardService
-from rlhf_api.spec.judges import Judge, RewardJudge
+from rlhf_api.spec.judges import Judge, RewardJudge, TeacherEndpoint
 from rlhf_api.spec.lora import Lora
 from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.outputs import Outputs
@@ -39,7 +39,6 @@ from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.spec.run_policy import RunPolicy, Storage
 from rlhf_api.spec.runtime import Runtime
-from rlhf_api.spec.teachers import TeacherEndpoint
 from rlhf_api.spec.verifiers import RewardVerifier, Verifier
 from rlhf_api.spec.watch import Watch
 
@@ -376,8 +375,7 @@ class JobSpec(Spec):
         if self.evaluation and measured and any(data is each for each in (measured, *measured.sources("").values())):
             parts += [("spec.evaluation.verifiers", each) for each in self.evaluation.verifiers]
         found = [(field, getattr(part, "verifier", None) or getattr(part, "judge", None)) for field, part in parts]
-        if isinstance(self.algorithm, Distilling) and any(
-            data is each for each in (self.data.train, *self.data.train.sources("").values())
-        ):
+        train = (self.data.train, *self.data.train.sources("").values())
+        if isinstance(self.algorithm, Distilling) and any(data is each for each in train):
             found.append(("spec.algorithm.teacherKey", self.algorithm))
         return [(field, reader) for field, reader in found if reader]

@@ -16,7 +16,7 @@ from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.run.deep_check import JobCheck
 from rlhf_trainer.training.head import likeliest_tokens
 from rlhf_trainer.workers import teacher as teachers
-from rlhf_trainer.workers.teacher_endpoint import TeacherClient, Text
+from rlhf_trainer.workers.teacher import TeacherClient, Text
 from tests.trainer.jobs import job
 from tests.trainer.rewards.stub_server import Handler, Server
 from tests.trainer.teachers import Teacher
@@ -38,7 +38,7 @@ def teacher(folder: str, server: Server) -> Teacher:
     return made
 
 
-def client(server: Server, count: int | None = None) -> TeacherClient:
+def client(server: Server, count: int = 0) -> TeacherClient:
     url = f"http://127.0.0.1:{server.server_port}/v1/completions"
     limits: dict[str, Any] = {"seconds": 20.0, "attempts": 2, "concurrency": 2, "token_variable": None}
     path = "job: spec.models.teacherEndpoints.0"
@@ -63,14 +63,14 @@ def test_log_probs_are_those_of_the_model(folder: str, server: Server) -> None:
 @pytest.mark.parametrize(
     ("change", "count", "sentence"),
     [
-        (lambda places: None, None, "answered without the prompt_logprobs of each token"),
-        (lambda places: places[:-1], None, "answered without the prompt_logprobs of each token"),
-        (lambda places: [None, *({"7": {"logprob": -1.0}} for _ in places[1:])], None, "gives no log-probability"),
+        (lambda places: None, 0, "answered without the prompt_logprobs of each token"),
+        (lambda places: places[:-1], 0, "answered without the prompt_logprobs of each token"),
+        (lambda places: [None, *({"7": {"logprob": -1.0}} for _ in places[1:])], 0, "gives no log-probability"),
         (lambda places: [None, *({"7": {"logprob": -1.0}} for _ in places[1:])], 4, "start it with --max-logprobs 4"),
     ],
 )
 def test_an_answer_of_another_form_is_one_sentence(
-    teacher: Teacher, server: Server, change: Change, count: int | None, sentence: str
+    teacher: Teacher, server: Server, change: Change, count: int, sentence: str
 ) -> None:
     def behave(handler: Handler, call: dict[str, Any]) -> None:
         places = change(teacher.prompt_logprobs(call["prompt"], call["prompt_logprobs"]))

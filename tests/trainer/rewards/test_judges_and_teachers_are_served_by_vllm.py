@@ -21,7 +21,7 @@ from rlhf_api.spec.judges import Judge
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
-from rlhf_trainer.workers.teacher_endpoint import TeacherClient, Text
+from rlhf_trainer.workers.teacher import TeacherClient, Text
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.teachers import Teacher
 from tests.trainer.tiny import save_tiny
@@ -122,10 +122,10 @@ def test_a_teacher_gives_the_log_probs_of_its_model(url: str, tmp_path: Path, mo
     texts = [Text(words(text).input_ids, start) for text, start in (("First, wipe the lamp.", 3), ("How? No.", 1))]
     limits: dict[str, Any] = {"seconds": 120.0, "attempts": 3, "concurrency": 4, "token_variable": None}
     options: dict[str, Any] = {"url": f"{url}/completions", "path": "job: it", "model": "judge", **limits}
-    sampled = TeacherClient(**options, count=None, vocabulary=len(words))
+    sampled = TeacherClient(**options, count=0, vocabulary=len(words))
     likeliest = TeacherClient(**options, count=8, vocabulary=len(words))
     for client in (sampled, likeliest):
-        client.try_out([words.decode([token]) for token in range(0, 500, 9)], list(range(0, 500, 9)))
+        client.require_words({token: words.decode([token]) for token in range(0, 500, 9)})
     for text, own, some in zip(texts, sampled.log_probs(texts), likeliest.log_probs(texts), strict=True):
         with torch.no_grad():
             log_probs = local.model(torch.tensor([text.tokens])).logits[0, text.start - 1 : -1].log_softmax(-1)

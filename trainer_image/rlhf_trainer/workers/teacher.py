@@ -1,7 +1,14 @@
-"""Frozen teachers: the actor learns their probabilities of tokens (on-policy distillation, arXiv:2306.13649)."""
+"""Frozen teachers: the actor learns their probabilities of tokens (on-policy distillation, arXiv:2306.13649).
 
+A teacher on a server is a vLLM server: it gets token ids and gives the log-probabilities of a prompt's tokens.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -10,18 +17,105 @@ from torch import Tensor
 from rlhf_api.job import Job
 from rlhf_api.spec.algorithms import Distilling
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.errors import ConfigError, UserCodeError
 from rlhf_trainer.protocols import THREE_D_PROTO
+from rlhf_trainer.rewards.endpoint import Answer, Endpoint, named
 from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_of
 from rlhf_trainer.workers.samples import COLUMNS, from_bytes, real_rows
-from rlhf_trainer.workers.scoring import SCORED_ONCE
-from rlhf_trainer.workers.teacher_endpoint import TRIED_TOKENS, Text, teacher_clients
+from rlhf_trainer.workers.scoring import SCORED_ONCE, limits_of
 
 TEACHER_TOKENS = "teacher_tokens"
+TRIED_TOKENS = 64
+"""Most tokens on which a server is tried; they lie evenly over the vocabulary."""
+UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+Places = Sequence[Mapping[str, Mapping[str, Any]] | None]
+"""vLLM's `prompt_logprobs`: for each token of a text its own entry and those of the likeliest tokens, by token id."""
+
 MAX_WHOLE_VOCABULARY = 1024
 """Most tokens of a vocabulary that is compared as a whole: a token of the batch then has 8 bytes for each of them."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Token ids of a prompt with its response, of which the response begins at `start`."""
+
+    tokens: list[int]
+    start: int
+
+    def __str__(self) -> str:
+        return f"{len(self.tokens)} tokens, of which {len(self.tokens) - self.start} are the response"
+
+
+@dataclass(kw_only=True)
+class TeacherClient(Endpoint):
+    """Client of one teacher."""
+
+    longest: ClassVar[int] = 2**28
+
+    model: str
+    count: int
+    """Number of likeliest tokens to ask for; 0: only the tokens of the texts."""
+    vocabulary: int
+    """Number of tokens of the actor's tokenizer; a server's further ones are left out."""
+
+    def log_probs(self, texts: Sequence[Text]) -> list[Tensor]:
+        """Return for each text log-probabilities float32 [n] of the n tokens after its start.
+
+        With `count` K return ids and log-probabilities of the K likeliest tokens instead, as `likeliest_tokens` does.
+        Raises EnvironmentProblem if no answer comes, UserCodeError if it is not vLLM's.
+        """
+        return [self._log_probs_of(text, places) for text, places in zip(texts, self._places(texts), strict=True)]
+
+    def require_words(self, words: Mapping[int, str]) -> None:
+        """Ask for the log-probabilities of some tokens; UserCodeError if they are other words to the server."""
+        text = Text([*words], 1)
+        (places,) = self._places([text])
+        self._log_probs_of(text, places)
+        for (token, word), place in zip(words.items(), places, strict=True):
+            there = place[str(token)].get("decoded_token") if place else None
+            if there is not None and "\ufffd" not in there + word and there.strip() != word.strip():
+                problem = f"has another tokenizer: token {token} is {there!r} there, and {word!r} in the actor's"
+                raise UserCodeError(f"{self.path}: {self.url} {problem}")
+
+    def _places(self, texts: Sequence[Text]) -> list[Places]:
+        options = {"model": self.model, "max_tokens": 1, "temperature": 0, "prompt_logprobs": self.count}
+        return self.answers([({**options, "prompt": text.tokens}, text) for text in texts], self._places_in)
+
+    def _places_in(self, answer: Answer, about: object) -> Places:
+        if answer.code != HTTPStatus.OK:
+            raise self.refused(f"answered {named(answer.code)}", about)
+        with suppress(*UNREADABLE):
+            found: Places = json.loads(answer.body)["choices"][0]["prompt_logprobs"]
+            if isinstance(about, Text) and len(found) == len(about.tokens):
+                return found
+        raise self.refused("answered without the prompt_logprobs of each token", about)
+
+    def _log_probs_of(self, text: Text, places: Places) -> Tensor:
+        with suppress(*UNREADABLE):
+            given = [{int(token): float(each["logprob"]) for token, each in (place or {}).items()} for place in places]
+            if self.count:
+                return torch.tensor([self._likeliest(each) for each in given[text.start :]])
+            return torch.tensor([given[at][text.tokens[at]] for at in range(text.start, len(places))])
+        told = f"gives fewer than {self.count} likeliest tokens; start it with --max-logprobs {self.count}"
+        raise self.refused(told if self.count else "gives no log-probability of a token", text)
+
+    def _likeliest(self, given: Mapping[int, float]) -> list[float]:
+        """Return ids and log-probabilities of the likeliest tokens; IndexError if there are too few."""
+        own = sorted((token for token in given if token < self.vocabulary), key=given.__getitem__, reverse=True)
+        chosen = [own[place] for place in range(self.count)]
+        return [*map(float, chosen), *(given[token] for token in chosen)]
+
+
+def teacher_clients(job: Job, *, ranks: int, count: int, vocabulary: int) -> dict[str, TeacherClient]:
+    """Return the clients of a job's teachers on servers, by name; `ranks`: ranks that share a server's concurrency."""
+    found, sizes = dict[str, TeacherClient](), {"count": count, "vocabulary": vocabulary}
+    for place, each in enumerate(job.spec.models.teacher_endpoints):
+        limits = limits_of(each, ranks=ranks, path=f"{job.name}: spec.models.teacherEndpoints.{place}")
+        url = each.url.rstrip("/") + "/completions"
+        found[each.name] = TeacherClient(url=url, model=each.model, **sizes, **limits)
+    return found
 
 
 class TeacherWorker:
@@ -32,7 +126,7 @@ class TeacherWorker:
         self._temperature = setting.job.spec.rollout.temperature
         self._model = setting.frozen(setting.language_model()) if setting.role == "teacher" else None
         self._likeliest = likeliest_of(setting)
-        ranks, (count, tokens) = dist.get_world_size(), self._likeliest or (None, len(setting.actors_tokenizer()))
+        ranks, (count, tokens) = dist.get_world_size(), self._likeliest or (0, 0)
         self._servers = teacher_clients(setting.job, ranks=ranks, count=count, vocabulary=tokens)
         for server in self._servers.values():
             server.ready()
@@ -96,14 +190,12 @@ class TeacherWorker:
 
     def _ask(self, rows: Mapping[str, Sequence[int]], batch: Batch, found: Tensor) -> None:
         """Write the servers' answers into their rows of the field `found`."""
+        starts = (batch["response_mask"] > 0).int().argmax(1).tolist()
+        lengths = batch["attention_mask"].sum(1).long().tolist()
         for name, numbers in rows.items():
-            starts = [int((batch["response_mask"][row] > 0).int().argmax()) for row in numbers]
-            lengths = [int(batch["attention_mask"][row].sum()) for row in numbers]
-            tokens = [batch["tokens"][row, :length].tolist() for row, length in zip(numbers, lengths, strict=True)]
-            texts = [Text(*each) for each in zip(tokens, starts, strict=True)]
-            for row, text, values in zip(numbers, texts, self._servers[name].log_probs(texts), strict=True):
-                mask = batch["response_mask"][row, text.start : len(text.tokens)] > 0
-                found[row, text.start : len(text.tokens)][mask] = values[mask]
+            texts = [Text(batch["tokens"][row, : lengths[row]].tolist(), starts[row]) for row in numbers]
+            for row, values in zip(numbers, self._servers[name].log_probs(texts), strict=True):
+                found[row, starts[row] : lengths[row]] = values
 
 
 def compares_tokens(job: Job) -> bool:
@@ -129,10 +221,10 @@ def likeliest_of(setting: WorkerSetting) -> tuple[int, int] | None:
 
 def try_teachers(setting: WorkerSetting) -> None:
     """Raise the errors of a job's divergence, and of its teachers on servers; setting: of the actor."""
-    likeliest, words = likeliest_of(setting), setting.actors_tokenizer()
-    count, longest = (likeliest or (None, 0))[0], setting.job.spec.data.max_response_tokens
-    tried = max(2, min(TRIED_TOKENS, setting.job.spec.data.max_prompt_tokens + longest, len(words)))
-    tokens = [place * (len(words) - 1) // (tried - 1) for place in range(tried)]
-    for server in teacher_clients(setting.job, ranks=1, count=count, vocabulary=len(words)).values():
+    likeliest, tokenizer, data = likeliest_of(setting), setting.actors_tokenizer(), setting.job.spec.data
+    count, tokens = likeliest or (0, len(tokenizer))
+    tried = max(2, min(TRIED_TOKENS, data.max_prompt_tokens + data.max_response_tokens, tokens))
+    words = {each: tokenizer.decode([each]) for each in (place * (tokens - 1) // (tried - 1) for place in range(tried))}
+    for server in teacher_clients(setting.job, ranks=1, count=count, vocabulary=tokens).values():
         server.ready()
-        server.try_out([words.decode([each]) for each in tokens], tokens)
+        server.require_words(words)
