@@ -123,7 +123,7 @@ def test_a_right_teacher_is_taken_before_the_job(folder: str, server: Server, tm
 @pytest.mark.usefixtures("teacher")
 def test_a_row_without_a_teacher_is_told_before_the_job(folder: str, server: Server, tmp_path: Path) -> None:
     (problem,) = told(tmp_path, folder, server, ROWS, teacherKey="domain")
-    assert "holds 'words' as domain, which names no teacher" in problem
+    assert "holds 'words' as domain, which no teacher has" in problem
 
 
 def test_a_teacher_of_other_words_is_told_before_the_job(
