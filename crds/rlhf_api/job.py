@@ -186,9 +186,10 @@ class Job(Spec):
     def least_call_deadline(self) -> int:
         """Least deadline in seconds of a step's calls, where steps tell it: twice the longest time of a reward's code.
 
-        The time has all attempts in it, and is not above the deadline of all other calls.
+        Teachers on servers count as code. The time has all attempts in it, and is not above the deadline of all other
+        calls.
         """
-        rewards = self.spec.models.rewards().values()
+        rewards = (*self.spec.models.rewards().values(), *self.spec.models.teacher_endpoints)
         parts = [part.judge if isinstance(part, RewardJudge) else part for part in rewards]
         code = [each for each in parts if each and not isinstance(each, Model)]
         seconds = max((each.timeout_seconds * getattr(each, "attempts", 1) for each in code), default=0.0)

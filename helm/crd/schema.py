@@ -16,7 +16,7 @@ from rlhf_api.pydantic_errors import FORMS
 
 Schema = dict[str, Any]
 
-NAMED = ("env", "failureRules", "functions", "pools", "sets", "sum", "verifiers")
+NAMED = ("env", "failureRules", "functions", "pools", "sets", "sum", "teacherEndpoints", "verifiers")
 KEYS = {"conditions": "type", **dict.fromkeys(NAMED, "name")}
 """List field -> field that is the key of its entries (list type `map`); other lists are one value (`atomic`)."""
 SETS = ("models", "endpoints")

@@ -1,8 +1,8 @@
-"""Largest differences of rollout corrections and losses of pairs from verl's and TRL's own code, on random cases.
+"""Largest differences of rollout corrections and preference losses from verl's and TRL's own code, on random cases.
 
     python -m tests.accept.corrections        # in an environment that has verl, TRL, or neither
 
-verl's are functions; TRL's corrections and DPO losses are lines of its trainers, run here as they are installed. A peer
+verl's are functions; TRL's corrections, DPO and KTO losses are lines of its trainers, run here as installed. A peer
 that cannot be imported is replaced by plain float64 formulas, and the result says so.
 """
 
@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import Preference, RolloutCorrection
+from rlhf_trainer.algorithms.kto import KTO
 from rlhf_trainer.ops.rollout_correction import correct_rollout, unit_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +56,7 @@ def measure() -> dict[str, Any]:
     for name, weigh in {**peers, "own formulas": by_formulas}.items():
         row[f"weights, {name}"], row[f"kinds, {name}"] = difference_of_weights(weigh)
     losses = losses_of_trl()
-    row["losses"] = dict(difference_of_losses(losses)) if losses else "TRL is not there"
+    row["losses"] = {**dict(difference_of_losses(losses)), "kto": difference_of_kto()} if losses else "TRL is not there"
     figures = [each for name, each in row.items() if name.startswith("weights")]
     figures += row["losses"].values() if losses else []
     row["max difference"] = max(figures)
@@ -262,6 +263,40 @@ def difference_of_losses(losses: Mapping[str, Loss]) -> Iterator[tuple[str, floa
             ours = algorithm.losses(*rewards, functional.logsigmoid)
             largest = max(largest, float((ours - losses[name](chosen, rejected, one, other)).abs().max()))
         yield name, largest
+
+
+def difference_of_kto() -> float:
+    """Largest difference from TRL's KTO loss, with weights, of rows with labels and rows of which none is desirable."""
+    trainer: Any = import_module("trl.trainer.kto_trainer")
+    parts = (("kl = (KL_logps", "else:"), ("# Chosen losses", "self._metrics"))
+    lines = [lines_of(trainer.KTOTrainer._compute_loss, *each) for each in parts]
+    code = compile("\n".join(lines), "TRL", "exec")
+    options_ = {"beta": BETA, "desirable_weight": 1.5, "undesirable_weight": 0.75}
+    algorithm = KTO(name="KTO", **options_)
+    largest = 0.0
+    for seed in range(CASES):
+        generator = torch.Generator().manual_seed(seed)
+        ratios, mismatched = 4.0 * torch.randn(2, ROWS, generator=generator, dtype=torch.float64)
+        desirable = torch.rand(ROWS, generator=generator) < seed % 4 / 3.0
+        none = torch.zeros(ROWS, dtype=torch.float64)
+        accelerator = SimpleNamespace(gather_for_metrics=lambda kl: kl, device="cpu")
+        settings = {"loss_type": "kto", "accelerator": accelerator}
+        names: dict[str, Any] = {
+            "self": SimpleNamespace(**settings, **options_),
+            "KL_logps": mismatched,
+            "ref_KL_logps": none,
+            "chosen_logps": ratios[desirable],
+            "ref_chosen_logps": none[desirable],
+            "rejected_logps": ratios[~desirable],
+            "ref_rejected_logps": none[~desirable],
+            "torch": torch,
+            "F": functional,
+        }
+        exec(code, names)
+        found = algorithm.losses(ratios, desirable.double(), mismatched.mean().clamp(min=0.0))
+        ours = torch.cat([found[desirable], found[~desirable]])
+        largest = max(largest, float((ours - names["losses"]).abs().max()))
+    return largest
 
 
 if __name__ == "__main__":

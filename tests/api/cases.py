@@ -91,6 +91,11 @@ def _pool(name: str, models: str, slots: object = 1) -> str:
     return f"{{name: {name}, models: [{models}], slotsPerNode: {slots}}}"
 
 
+def _server(name: str) -> str:
+    return f"{{name: {name}, url: 'http://t:8000/v1', model: m}}"
+
+
+SERVER = f"models.teacherEndpoints=[{_server('it')}]"
 ELASTIC = _pool("writers", "rollout").replace("name:", "maxNodes: 3, name:")
 DRAFTS = "rollout.speculation={method: NGram, tokens: 3}"
 APART = _pools(ALL, _pool("writers", "rollout", 3))
@@ -224,6 +229,14 @@ RIGHT: dict[str, Case] = {
     "a teacher on a pool of its own": Case("Distillation", (ALONE, TEACHER_POOL)),
     "a penalty beside a teacher": Case("Distillation", (ALONE, "algorithm.kl={coefficient: 0.1, applyTo: Loss}")),
     "a penalty of a reward beside a teacher": Case("Distillation", ("algorithm.kl.coefficient=0.1", FUNCTION)),
+    "a teacher on a server": Case("Distillation", (ALONE, SERVER, "models.teacher=")),
+    "a teacher on a server beside a pool": Case(
+        "Distillation", (ALONE, SERVER, "models.teacher=", _pools(_pool("a", "actor")))
+    ),
+    "a teacher on a server and one of the job": Case("Distillation", (ALONE, SERVER, "algorithm.teacherKey=domain")),
+    "the likeliest tokens of a server": Case(
+        "Distillation", (ALONE, SERVER, "models.teacher=", "algorithm.divergence=Reverse", "algorithm.topK=8")
+    ),
     "DAPO": Case("GRPO", ("algorithm.oversampling=2", "algorithm.rewards.overlongPenalty={bufferTokens: 1024}")),
     "a group baseline": Case("REINFORCEPP", ("algorithm.baseline=Group", "rollout.samplesPerPrompt=2")),
     "no baseline": Case("REINFORCEPP", ("algorithm.baseline=None",)),
@@ -655,6 +668,30 @@ WRONG: dict[str, Case] = {
         "GRPO", (ENVIRONMENT, "models.reward=", POOLS.replace("critic, ", "")), "spec.placement.pools.0.models"
     ),
     "no cost": Case("SafeRLHF", ("models.cost=",), "spec.models.cost"),
+    "a teacher of GRPO on a server": Case("GRPO", (SERVER,), "spec.models.teacherEndpoints"),
+    "two teachers for each row": Case("Distillation", (ALONE, SERVER), "spec.algorithm.teacherKey"),
+    "a column for one teacher": Case(
+        "Distillation", (ALONE, "algorithm.teacherKey=domain"), "spec.algorithm.teacherKey"
+    ),
+    "two teachers of one name": Case(
+        "Distillation",
+        (ALONE, SERVER.replace("[", f"[{_server('it')}, "), "algorithm.teacherKey=domain"),
+        "spec.models.teacherEndpoints.1.name",
+    ),
+    "the whole vocabulary of a server": Case(
+        "Distillation", (ALONE, SERVER, "models.teacher=", "algorithm.divergence=Reverse"), "spec.algorithm.topK"
+    ),
+    "a server at another temperature": Case(
+        "Distillation", (ALONE, SERVER, "models.teacher=", "rollout.temperature=0.5"), "spec.rollout.temperature"
+    ),
+    "a teacher on a server that is in a pool": Case(
+        "Distillation", (ALONE, SERVER, "models.teacher=", TEACHER_POOL), "spec.placement.pools.1.models"
+    ),
+    "a server slower than a call may be": Case(
+        "Distillation",
+        (ALONE, SERVER.replace("}", ", timeoutSeconds: 1800}"), "models.teacher="),
+        "spec.models.teacherEndpoints.0.timeoutSeconds",
+    ),
     "no teacher": Case("Distillation", (ALONE, "models.teacher="), "spec.models.teacher"),
     "a teacher of GRPO": Case("GRPO", ("models.teacher={uri: hf://x}",), "spec.models.teacher"),
     "a teacher that is a function": Case(

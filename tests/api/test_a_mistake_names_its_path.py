@@ -37,7 +37,7 @@ MISTAKES = {
     "a field like no other": (
         [f"{SFT}:models.xyz={{}}"],
         f"{SFT}: spec.models.xyz",
-        "unknown field; expected actor, cost, critic, reference, reward or teacher",
+        "unknown field; expected actor, cost, critic, reference, reward, teacher or teacherEndpoints",
     ),
     "GPUs of a pod": (
         [f"{PPO}:runtime.worker.gpu=2"],

@@ -29,6 +29,7 @@ def user_code() -> Iterator[Rule]:
         message = "compares the responses to a prompt, but rollout.samplesPerPrompt is 1"
         yield Rule(f"{form}.judge.prompt", alone.implies(SAMPLES >= 2), message)
     judges = ("evaluation.functions[]", "evaluation.verifiers[]")
+    times["models.teacherEndpoints[].timeoutSeconds"] = Field("models.teacherEndpoints[].timeoutSeconds")
     times |= {f"{judge}.timeoutSeconds": Field(f"{judge}.timeoutSeconds") for judge in judges}
     step = Field("rollout.stepTimeoutSeconds")
     times["rollout.stepTimeoutSeconds"] = (ENVIRONMENT | TOOLS).then(step, 0.0)

@@ -15,7 +15,7 @@ from rlhf_api.checks.log_prob_rules import STALE, corrections, log_probs
 from rlhf_api.checks.parallel_rules import experts_of_actor, sizes_of_generation
 from rlhf_api.checks.rule import NAME, Rule, algorithm
 from rlhf_api.checks.speculation_rules import speculation
-from rlhf_api.checks.teacher_rules import distillation
+from rlhf_api.checks.teacher_rules import ON_SERVERS, distillation
 from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
@@ -46,6 +46,7 @@ def used_roles(spec: JobSpec) -> tuple[Role, ...]:
     no_model = models.reward is not None or spec.algorithm.may_lack_reward or spec.rollout.environment is not None
     is_left_out = {
         "reward": no_model and "reward" not in models.by_role(),
+        "teacher": bool(models.teacher_endpoints) and models.teacher is None,
         "reference": reference_is_actor(spec) or not reads_reference(spec),
     }
     return tuple(role for role in roles if not is_left_out.get(role))
@@ -105,7 +106,8 @@ def _models() -> Iterator[Rule]:
     for role in ROLES:
         given = Field(f"models.{role}").is_given
         if role != "reference":
-            needed = _uses(role) if role != "reward" else _uses(role) & ~MAY_LACK_REWARD & ~ENVIRONMENT
+            elsewhere = {"reward": MAY_LACK_REWARD | ENVIRONMENT, "teacher": ON_SERVERS}
+            needed = _uses(role) & ~elsewhere[role] if role in elsewhere else _uses(role)
             yield Rule(f"models.{role}", needed.implies(given), "is missing, {name} needs it")
     rows, least = Field("algorithm.rows"), Field("algorithm.minReward")
     for option, asks in (("rows", rows.is_given & ~(rows == "Responses")), ("minReward", least.is_given)):
@@ -283,6 +285,8 @@ def _placement() -> Iterator[Rule]:
             placed &= modelled
         if role == "reference":
             placed &= ~REFERENCE_IS_ACTOR
+        if role == "teacher":
+            placed &= Field("models.teacher").is_given
         yield Rule("placement.pools", placed.implies(homes == 1), message, count)
     models = Field("placement.pools[].models")
     for role in ROLES:
@@ -360,7 +364,7 @@ def _taken(spec: JobSpec) -> Iterator[Problem]:
 
 
 NAMED_LISTS = (
-    *("models.reward.sum", "placement.pools", "runPolicy.failureRules", "runtime.env"),
+    *("models.reward.sum", "models.teacherEndpoints", "placement.pools", "runPolicy.failureRules", "runtime.env"),
     *("evaluation.data.sets", "evaluation.functions", "evaluation.verifiers"),
 )
 """Lists of the spec whose entries have names, which must all differ within a list."""

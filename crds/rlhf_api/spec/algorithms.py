@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from rlhf_api.contract import Count, Spec, Whole, tag_of
+from rlhf_api.contract import Count, Spec, Text, Whole, tag_of
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import choice
 
@@ -343,9 +343,16 @@ class Distilling(PolicyGradient):
     """
     top_k: Count | None = None
     """Number of the teacher's likeliest tokens that a divergence other than Sampled compares; all others count as one.
-    Unset: the whole vocabulary.
+    Unset: the whole vocabulary, of at most 1,024 tokens.
     """
     divergence_coefficient: float = Field(1.0, gt=0, description="Weight of the divergence beside the reward.")
+    teacher_key: Text | None = None
+    """Column that names a row's teacher among models.teacherEndpoints; models.teacher teaches all other rows."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the training data that the choice of a teacher reads."""
+        return (self.teacher_key,) if self.teacher_key else ()
 
     @property
     def rewards_read_log_probs(self) -> bool:

@@ -26,10 +26,12 @@ from rlhf_api.contract import (
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.names import PoolRole, Role
 from rlhf_api.spec.algorithm_table import AnyAlgorithm
-from rlhf_api.spec.data import AnyData, Data, HeldOutData, SourceChange
+from rlhf_api.spec.algorithms import Distilling
+from rlhf_api.spec.data import AnyData, Data, SourceChange
 from rlhf_api.spec.deadlines import CALL_SECONDS
-from rlhf_api.spec.functions import Function, RewardFunction, RewardService
-from rlhf_api.spec.judges import Judge, RewardJudge
+from rlhf_api.spec.evaluation import Evaluation
+from rlhf_api.spec.functions import RewardFunction, RewardService
+from rlhf_api.spec.judges import Judge, RewardJudge, TeacherEndpoint
 from rlhf_api.spec.lora import Lora
 from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.outputs import Outputs
@@ -175,6 +177,8 @@ class Models(Spec):
     reward: Reward | None = Field(None, description="Scorer: a model (uri), function, verifier, service, judge or sum.")
     cost: OnlyScoringModel | None = Field(None, description="Model that scores a response's harm; above 0 is unsafe.")
     teacher: OnlyModel | None = Field(None, description="Model of any size whose probabilities the actor learns.")
+    teacher_endpoints: Listed[TeacherEndpoint] = Field((), max_length=16)
+    """Teachers on servers; `teacher` then teaches the rows of none of them."""
 
     def by_role(self) -> dict[Role, Model]:
         """Return role -> model for the models that the spec names; a reward that is no model is left out."""
@@ -323,32 +327,6 @@ class Placement(Spec):
     """Time at which a running job takes a placement that measured steps show to be better; on a cluster."""
 
 
-class EvaluationFunction(Function):
-    """A function that judges a response."""
-
-    name: Identifier = Field(description="Name of the metric.")
-
-
-class EvaluationVerifier(RewardVerifier):
-    """A verifier that judges a response; a response passes with a score of 1."""
-
-    name: Identifier = Field(description="Name of the metric.")
-
-
-class Evaluation(Spec):
-    """Evaluation of the model before, during and after training."""
-
-    data: HeldOutData = Field(description="The rows to measure on: of a data set (uri), or of several (sets).")
-    every_steps: Count | None = Field(None, description="Steps between measurements in training; unset: none there.")
-    samples_per_prompt: Count = Field(1, le=1024)
-    """Responses to each prompt; measures are means over all of them. RL only."""
-    greedy: bool = Field(False, description="Take the likeliest token each time instead of sampling; RL only.")
-    functions: Listed[EvaluationFunction] = Field((), max_length=32)
-    """Functions to apply to responses; RL only."""
-    verifiers: Listed[EvaluationVerifier] = Field((), max_length=32)
-    """Verifiers to apply to responses; RL only."""
-
-
 class JobSpec(Spec):
     """Spec of one job."""
 
@@ -376,25 +354,28 @@ class JobSpec(Spec):
         return self.model_copy(update={"data": data.model_copy(update=sources), "evaluation": measured})
 
     def columns(self, data: AnyData) -> tuple[str, ...]:
-        """Return the data columns read besides the prompt: named by data sets, or read by verifiers and judges."""
+        """Return the data columns read besides the prompt: named by data sets, or read by `column_readers`."""
         named = [column for source in data.sources("").values() for column in source.columns]
         return tuple(
             dict.fromkeys([*named, *(name for _, reader in self.column_readers(data) for name in reader.columns)])
         )
 
     def verifier_columns(self, data: AnyData) -> dict[str, str]:
-        """Return the columns that verifiers and judges read, also before the run: column -> field that names it.
+        """Return the columns that `column_readers` read, also before the run: column -> field that names it.
 
         Verifiers of the evaluation count only if `data` is the evaluation's, or one of its data sets.
         """
         readers = [(field, each, getattr(each, "solution_key", None)) for field, each in self.column_readers(data)]
         return {column: field for field, each, solution in readers for column in (*each.columns, solution) if column}
 
-    def column_readers(self, data: AnyData) -> list[tuple[str, Verifier | Judge]]:
-        """Return the verifiers and judges that read columns of `data`, each with its field of the manifest."""
+    def column_readers(self, data: AnyData) -> list[tuple[str, Verifier | Judge | Distilling]]:
+        """Return the readers of columns of `data`, each with its field: verifiers, judges, choice of the teacher."""
         parts = [(f"spec.models.{field}", part) for field, part in self.models.rewards().items()]
         measured = self.evaluation.data if self.evaluation else None
         if self.evaluation and measured and any(data is each for each in (measured, *measured.sources("").values())):
             parts += [("spec.evaluation.verifiers", each) for each in self.evaluation.verifiers]
         found = [(field, getattr(part, "verifier", None) or getattr(part, "judge", None)) for field, part in parts]
+        train = (self.data.train, *self.data.train.sources("").values())
+        if isinstance(self.algorithm, Distilling) and any(data is each for each in train):
+            found.append(("spec.algorithm.teacherKey", self.algorithm))
         return [(field, reader) for field, reader in found if reader]

@@ -1,4 +1,4 @@
-"""Judges of responses: language models behind an OpenAI-compatible endpoint."""
+"""Judges of responses and teachers of an actor: language models behind an OpenAI-compatible endpoint."""
 
 import re
 from typing import Annotated, Any, ClassVar
@@ -92,3 +92,18 @@ class RewardJudge(Spec):
     form: ClassVar = "a judge"
 
     judge: Judge = Field(description="Judge of the responses: its API and the question to it.")
+
+
+class TeacherEndpoint(Spec):
+    """A teacher behind POST <url>/completions of vLLM's server, with token ids of the actor's tokenizer."""
+
+    name: Text = Field(
+        description="Name of the teacher; the value of algorithm.teacherKey in the rows that it teaches."
+    )
+    url: ServiceUrl = Field(description="URL of the API, such as http://host:8000/v1; /completions is added.")
+    model: Text = Field(description="Name by which the API knows the model.")
+    timeout_seconds: float = Field(120.0, gt=0, description="Longest time of one attempt for one response.")
+    attempts: Count = Field(8, description="Largest number of attempts for one response, with growing pauses between.")
+    concurrency: Count = 64
+    """Largest number of responses at once, over all ranks; one a rank at least."""
+    token_variable: Identifier | None = Field(None, description="Environment variable that holds the bearer token.")

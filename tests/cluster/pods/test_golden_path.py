@@ -35,6 +35,13 @@ TOLD = {
 TWO_HOSTS = {"nodes": 2, "slotsPerNode": 1}
 NAMESPACE = "golden-path"
 COLUMNS = ["NAME", "ALGORITHM", "PHASE", "STEP", "TOTAL", "REWARD", "GPUS", "AGE"]
+COMPLETE = f"""
+import httpx, json
+asked = {{"model": "{PPO}", "prompt": "Hello", "max_tokens": 4, "ignore_eos": True}}
+answer = httpx.post("http://127.0.0.1:8000/v1/completions", json=asked, trust_env=False, timeout=60).json()
+print(json.dumps([answer["model"], answer["usage"]["completion_tokens"]]))
+"""
+"""Program in the pod of a server: prints the served model and the number of tokens of a response."""
 MOST_EVENTS = 8
 """Of a job whose first attempt succeeds, besides those that tell of checkpoints."""
 
@@ -228,6 +235,17 @@ def test_the_plugin_copies_the_model(chain: Chain, tmp_path: Path) -> None:
     assert names == sorted(path.name for path in here.iterdir())
     assert all((claim / name).read_bytes() == (here / name).read_bytes() for name in names)
     assert f"{len(names)} files" in said
+
+
+def test_a_pod_serves_the_model(chain: Chain, tmp_path: Path) -> None:
+    """The pod is ready once vLLM answers the kubelet's probe; then it completes a prompt by the job's name."""
+    manifests, deployment = tmp_path / "served.yaml", f"deployment/{PPO}-serve"
+    manifests.write_text(ask(chain.cluster, "serve", PPO))
+    chain.cluster.kubectl("apply", "-n", NAMESPACE, "-f", manifests)
+    chain.cluster.kubectl("rollout", "status", "-n", NAMESPACE, deployment, f"--timeout={PATIENCE_SECONDS:g}s")
+    said = chain.cluster.kubectl("exec", "-n", NAMESPACE, deployment, "--", "python", "-c", COMPLETE)
+    assert json.loads(said) == [PPO, 4]
+    chain.cluster.kubectl("delete", "-n", NAMESPACE, "-f", manifests, "--wait=true")
 
 
 def test_nothing_runs_any_more(chain: Chain) -> None:

@@ -13,10 +13,10 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
+from rlhf_api.spec.algorithms import Distilling
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import positions_of
 from rlhf_mapper.auto_map import wrong_sizes
@@ -52,6 +52,7 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
 from rlhf_trainer.workers.scoring import UserCode, evaluation_code, reward_code, terms_of
+from rlhf_trainer.workers.teacher import try_teachers
 from rlhf_trainer.workers.trials import made_samples, total_of, try_score, with_first_rows
 from rlhf_trainer.workers.weight_links import servers_of
 
@@ -99,6 +100,8 @@ class JobCheck:
             self._tried(self._try_draft)
         if self._job.generates_elsewhere and not self._found:
             self._try_endpoints()
+        if isinstance(self._job.spec.algorithm, Distilling) and not self._found:
+            self._tried(try_teachers, self._origin("actor"))
         for check in (self._try_places, self._try_step, self._try_schedules, self._try_measure):
             self._tried(check)
         data = self._tried(self._data, readers)
@@ -129,16 +132,12 @@ class JobCheck:
             require_possible(self._job, own, {role: (setting.model, setting.folder)})
 
     def _try_draft(self) -> None:
-        """Compare the drafting model with the actor; one of another job by the model that this job begins with."""
+        """Compare the model that drafts with the actor, whose next tokens it guesses."""
         uri = self._job.spec.rollout.speculation.draft if self._job.spec.rollout.speculation else None
         if not uri:
             return
         path, maker = f"{self._job.name}: spec.rollout.speculation.draft", self._jobs.get(uri.removeprefix(SCHEME))
-        draft = (
-            origin_of(maker, maker.saved, self._jobs, self._output)[0].folder
-            if maker
-            else found_model(path, uri, self._output)
-        )
+        draft = found_model(path, uri, self._output)
         actor, data = self._origin("actor"), self._job.spec.data
         remote = actor.model.trust_remote_code
         config, words = load_config(draft, trust_remote_code=remote), load_tokenizer(draft, trust_remote_code=remote)
@@ -147,7 +146,7 @@ class JobCheck:
             raise ConfigError(f"{path}: {uri} {reason}")
         if (own := words.get_vocab()) != (actors := actor.tokenizer().get_vocab()):
             raise ConfigError(f"{path}: the tokenizer of {uri} is not the actor's ({len(own)}, {len(actors)} entries)")
-        if not (maker or has_weights(draft)):
+        if not has_weights(draft):
             raise DataError(f"{path}: {uri} has no weights (*.safetensors)")
 
     def _try_model(self, role: Role) -> None:

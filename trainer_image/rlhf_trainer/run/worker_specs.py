@@ -210,8 +210,10 @@ def helper_specs(setting: WorkerSetting, *, path: Path, columns: Collection[str]
     specs["judge"] = WorkerSpec(JudgeWorker, {"setting": setting})
     if job.spec.rollout.keep:
         specs["rollouts"] = WorkerSpec(RolloutKeeper, {"setting": setting, "file": str(folder / ROLLOUTS)})
-    if job.has_reward and "reward" not in job.placed_roles():  # it takes no slot of its own
-        specs["reward"] = model_spec(setting, "reward")
+    no_models: dict[Role, bool] = {"reward": job.has_reward, "teacher": bool(job.spec.models.teacher_endpoints)}
+    for role, is_used in no_models.items():
+        if is_used and role not in job.placed_roles():  # it takes no slot of its own
+            specs[role] = model_spec(setting, role)
     return specs
 
 

@@ -1,4 +1,4 @@
-"""Check of the columns that verifiers read: a row is bad if an empty response is right by it, or a right one is not."""
+"""Check of columns: a row is bad if an empty response is right by it, or a right one is not, or it has no teacher."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from rlhf_api.job import Job
+from rlhf_api.spec.algorithms import Distilling
 from rlhf_api.spec.data import Rows
 from rlhf_api.spec.verifiers import Comparing, Math, RewardVerifier, Verifier
 from rlhf_trainer.rewards.sample import Sample
@@ -31,7 +32,13 @@ def find_faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> d
 
 
 def _faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> Iterator[tuple[int, str]]:
+    models, teachers = job.spec.models, {each.name for each in job.spec.models.teacher_endpoints}
     for field, reader in job.spec.column_readers(source):
+        if isinstance(reader, Distilling) and reader.teacher_key and models.teacher is None:
+            unnamed = [each for each in enumerate(table[reader.teacher_key]) if str(each[1]) not in teachers]
+            yield from (
+                (row, f"holds {value!r:.60} as {reader.teacher_key}, which no teacher has") for row, value in unnamed
+            )
         if not isinstance(reader, Verifier) or not reader.columns:
             continue
         verifier: Any = reader.model_copy(update={"response_extract": None} if isinstance(reader, Comparing) else {})

@@ -18,7 +18,7 @@ from rlhf_api.job import Job
 from rlhf_api.spec.algorithms import RewardShaping
 from rlhf_api.spec.functions import Function, RewardService
 from rlhf_api.spec.job_spec import Model, RewardSum, RewardTerm
-from rlhf_api.spec.judges import Judge, RewardJudge
+from rlhf_api.spec.judges import Judge, RewardJudge, TeacherEndpoint
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import UserCodeError
@@ -227,9 +227,9 @@ def code_of(
     if isinstance(reward, RewardJudge):
         judge, path = reward.judge, f"{path}.judge"
         url = judge.url.rstrip("/") + COMPLETIONS
-        return JudgeClient(url=url, judge=judge, **_limits(judge, ranks=ranks, path=path))
+        return JudgeClient(url=url, judge=judge, **limits_of(judge, ranks=ranks, path=path))
     if isinstance(reward, RewardService):
-        return ServiceClient(url=reward.url, **_limits(reward, ranks=ranks, path=path))
+        return ServiceClient(url=reward.url, **limits_of(reward, ranks=ranks, path=path))
     seconds = reward.timeout_seconds
     if isinstance(reward, RewardVerifier):
         options = {OPTIONS: [reward.verifier.model_dump(mode="json"), seconds, ranks]}
@@ -238,7 +238,8 @@ def code_of(
     return UserFunction(reward.entrypoint, arguments=reward.arguments, seconds=seconds, deadline=deadline, path=path)
 
 
-def _limits(endpoint: RewardService | Judge, *, ranks: int, path: str) -> dict[str, Any]:
+def limits_of(endpoint: RewardService | Judge | TeacherEndpoint, *, ranks: int, path: str) -> dict[str, Any]:
+    """Return the limits of an HTTP service as arguments of `Endpoint`; ranks: that share its concurrency."""
     return {
         "seconds": endpoint.timeout_seconds,
         "attempts": endpoint.attempts,

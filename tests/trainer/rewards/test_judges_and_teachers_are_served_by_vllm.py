@@ -1,4 +1,4 @@
-"""A judge on vLLM's own OpenAI-compatible server, with a tiny model that is held to the form of a verdict."""
+"""A judge and a teacher on vLLM's own OpenAI-compatible server: a tiny model, held to the form of a verdict."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
+from torch.testing import assert_close
+from transformers import AutoTokenizer
 
 from rlhf_api.spec.judges import Judge
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
+from rlhf_trainer.workers.teacher import TeacherClient, Text
 from tests.patience import PATIENCE_SECONDS
+from tests.trainer.teachers import Teacher
 from tests.trainer.tiny import save_tiny
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -107,3 +113,25 @@ def test_a_question_too_long_leaves_its_response_out(url: str, monkeypatch: pyte
 def test_a_model_that_is_not_served_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserCodeError, match=r"/chat/completions answered 404 Not Found"):
         judge(url, monkeypatch, prompt="Rate {response}", model="other").scores(samples("Yes."))
+
+
+def test_a_teacher_gives_the_log_probs_of_its_model(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    folder = save_tiny(tmp_path / "model", seed=1)
+    local, words = Teacher(folder), AutoTokenizer.from_pretrained(folder)
+    texts = [Text(words(text).input_ids, start) for text, start in (("First, wipe the lamp.", 3), ("How? No.", 1))]
+    limits: dict[str, Any] = {"seconds": 120.0, "attempts": 3, "concurrency": 4, "token_variable": None}
+    options: dict[str, Any] = {"url": f"{url}/completions", "path": "job: it", "model": "judge", **limits}
+    sampled = TeacherClient(**options, count=0, vocabulary=len(words))
+    likeliest = TeacherClient(**options, count=8, vocabulary=len(words))
+    for client in (sampled, likeliest):
+        client.require_words({token: words.decode([token]) for token in range(0, 500, 9)})
+    for text, own, some in zip(texts, sampled.log_probs(texts), likeliest.log_probs(texts), strict=True):
+        with torch.no_grad():
+            log_probs = local.model(torch.tensor([text.tokens])).logits[0, text.start - 1 : -1].log_softmax(-1)
+        assert_close(
+            own, log_probs.gather(1, torch.tensor(text.tokens[text.start :])[:, None])[:, 0], atol=1e-4, rtol=0
+        )
+        expected = log_probs.topk(8)
+        assert_close(some[:, 8:], expected.values, atol=1e-4, rtol=0)
+        assert_close(log_probs.gather(1, some[:, :8].long()), expected.values, atol=1e-4, rtol=0)
