@@ -49,13 +49,7 @@ def _references(job: Job) -> dict[Role, str]:
 
 def inputs_of(job: Job) -> set[str]:
     """Return the names of the jobs whose output a job reads."""
-    return {*_references(job).values(), *data_from_jobs(job).values(), *_draft_of(job)}
-
-
-def _draft_of(job: Job) -> tuple[str, ...]:
-    """Return the name of the job that makes the model of `rollout.speculation`, if another job does."""
-    draft = (job.spec.rollout.speculation and job.spec.rollout.speculation.draft) or ""
-    return (draft.removeprefix(SCHEME),) if draft.startswith(SCHEME) else ()
+    return {*_references(job).values(), *data_from_jobs(job).values()}
 
 
 def data_from_jobs(job: Job) -> dict[str, str]:
@@ -72,13 +66,12 @@ def data_from_jobs(job: Job) -> dict[str, str]:
 def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
     trained = job.spec.algorithm.trained
     read = [
-        (f"spec.models.{job.spec.models.field(role)}.uri", name, _suitable(role, trained=role in trained))
+        (f"spec.models.{job.spec.models.field(role)}", name, _suitable(role, trained=role in trained))
         for role, name in _references(job).items()
     ]
-    read += [(f"{field}.uri", name, WRITERS) for field, name in data_from_jobs(job).items()]
-    read += [("spec.rollout.speculation.draft", name, ACTORS) for name in _draft_of(job)]
+    read += [(field, name, WRITERS) for field, name in data_from_jobs(job).items()]
     for field, name, suitable in read:
-        path = f"{job.name}: {field}"
+        path = f"{job.name}: {field}.uri"
         if name == job.name:
             yield Problem(path, "refers to its own job")
         elif name not in kinds:

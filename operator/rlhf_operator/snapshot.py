@@ -364,8 +364,8 @@ def requests_of(pod: Document) -> Counter[str]:
 
 
 def inputs_of(spec: Document) -> set[str]:
-    """Return the names of the jobs whose output a spec reads (job://), even if the spec is wrong."""
-    read = [spec.get(part) for part in ("models", "data", "evaluation", "rollout")]
+    """Return the names of the jobs that a spec's models and data come from (job://), even if the spec is wrong."""
+    read = [spec.get(part) for part in ("models", "data", "evaluation")]
     return {uri.removeprefix("job://") for _, uri in strings_in(read) if uri.startswith("job://")}
 
 

@@ -60,8 +60,8 @@ def drafts(folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.accept.drafts"]
     found = subprocess.run(command, cwd=rollouts.ROOT, stdout=subprocess.PIPE, check=True).stdout
     row: dict[str, Any] = json.loads(found)
-    _sums(folder)  # makes the model that drafts
-    for method, own in {"NGram": "", "Draft": ", draft: 'job://arithmetic-sft'"}.items():
+    draft = (_sums(folder) / "arithmetic-sft" / "model").resolve().as_uri()
+    for method, own in {"NGram": "", "Draft": f", draft: '{draft}'"}.items():
         change = f"rollout.speculation={{method: {method}, tokens: {TOKENS}{own}}}"
         output = rollouts.run_last(folder, SUMS, f"drafts-{method}", (change, *SHORT))
         shares = [record["draft_acceptance"] for record in rollouts.steps_of(output, SUMS)]
@@ -96,7 +96,7 @@ def prefix_trees(folder: Path) -> dict[str, Any]:
     if not found.is_file():
         return {"ok": False, "missing": f"benchmarks/step.py --episodes exits with {code} and wrote no figures"}
     row: dict[str, Any] = json.loads(found.read_text())
-    shared = [each["tokens"]["shared"] < each["tokens"]["whole"] for each in row["sizes"].values()]
+    shared = [each["tokens"]["shared"] < each["tokens"]["whole"] for each in row["episodes"].values()]
     return {**row, "ok": all(shared)}
 
 

@@ -441,6 +441,9 @@ WRONG: dict[str, Case] = {
         "PPO", ("rollout.kvCache=FP8", "rollout.topP=0.5"), "spec.rollout.kvCache"
     ),
     "drafts by no model": Case("PPO", ("rollout.speculation={method: Draft}",), "spec.rollout.speculation"),
+    "drafts by a model still to make": Case(
+        "PPO", ("rollout.speculation={method: Draft, draft: 'job://d'}",), "spec.rollout.speculation.draft"
+    ),
     "a model without drafts": Case(
         "PPO", ("rollout.speculation={method: NGram, draft: 'hf://d'}",), "spec.rollout.speculation.draft"
     ),

@@ -246,11 +246,6 @@ MISTAKES = {
         f"{SFT}: spec.data.train.uri",
         '"helpful-ppo" is a job of PPO, expected Generate',
     ),
-    "drafts by a model that scores": (
-        [f"{PPO}:rollout.speculation={{method: Draft, draft: 'job://{REWARD}'}}"],
-        f"{PPO}: spec.rollout.speculation.draft",
-        f'"{REWARD}" is a job of RewardModel, expected SFT, {ACTORS}',
-    ),
     "a project that W&B refuses": (
         [f"{PPO}:outputs={{wandb: {{project: 'a%b'}}}}"],
         f"{PPO}: spec.outputs.wandb.project",

@@ -200,11 +200,10 @@ def test_a_job_names_its_inputs_and_claims() -> None:
     spec["data"] = {"train": {"mix": [{"uri": "job://d"}]}, "pretrain": {"uri": "job://p"}}
     spec["evaluation"] = {"data": {"sets": [{"uri": "job://e"}]}}
     spec["checkpoint"] = {"storage": "pvc://store"}
-    spec["rollout"] = {"speculation": {"method": "Draft", "draft": "job://small"}}
     arguments = {"table": "pvc://answers/t.json", "teacher": "job://z"}
     spec["models"]["reward"]["sum"] = [{"reward": {"entrypoint": "m:f", "arguments": arguments}}]
     spec["runtime"] = {"env": [{"name": "X", "value": "pvc://nothing/x"}]}
-    assert inputs_of(spec) == {"x", "y", "d", "p", "e", "small"}
+    assert inputs_of(spec) == {"x", "y", "d", "p", "e"}
     assert claims_named(spec) == {"c", "store"}
 
 

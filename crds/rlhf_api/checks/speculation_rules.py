@@ -19,5 +19,7 @@ def speculation() -> Iterator[Rule]:
         yield Rule(f"rollout.{name}", fits_drafts, "does not go together with rollout.speculation")
     draft, method = Field("rollout.speculation.draft"), Field("rollout.speculation.method")
     yield Rule("rollout.speculation.draft", draft.is_given.implies(method == "Draft"), "is for method Draft")
+    is_made = draft.is_given.implies(~draft.starts_with("job://"))
+    yield Rule("rollout.speculation.draft", is_made, "is of another job; a drafting model has to be there already")
     is_given = (method == "Draft").implies(draft.is_given)
     yield Rule("rollout.speculation", is_given, "has method Draft and no draft, which names the model")

@@ -119,7 +119,11 @@ def test_a_difference_of_a_few_percent_would_be_seen() -> None:
     [
         (Rollout(speculation=Speculation(method="NGram"), routing="Replay"), (), "rollout.routing is Replay"),
         (Rollout(speculation=Speculation(method="NGram")), (2, 1), "the generator has pipeline stages"),
-        (Rollout(speculation=Speculation(method="Suffix")), (), "is Suffix, which needs the package of the extra suffix"),
+        (
+            Rollout(speculation=Speculation(method="Suffix")),
+            (),
+            "is Suffix, which needs the package of the extra suffix",
+        ),
     ],
 )
 def test_what_cannot_draft_is_refused(

@@ -1,5 +1,6 @@
 """Texts packed to one row give what each gives alone, padded and by transformers' own attention."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -88,7 +89,7 @@ def tree(seed: int) -> list[TokenBatch]:
     ]
 
 
-BATCHES = {"alone": texts, "groups": groups, "tree": partial(tree, 4)}
+BATCHES: dict[str, Callable[[], list[TokenBatch]]] = {"alone": texts, "groups": groups, "tree": partial(tree, 4)}
 
 
 def pair(config: PreTrainedConfig, factory: Any = AutoModelForCausalLM) -> tuple[PreTrainedModel, PreTrainedModel]:

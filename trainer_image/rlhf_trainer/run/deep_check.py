@@ -136,15 +136,16 @@ class JobCheck:
         uri = self._job.spec.rollout.speculation.draft if self._job.spec.rollout.speculation else None
         if not uri:
             return
-        path, maker = f"{self._job.name}: spec.rollout.speculation.draft", self._jobs.get(uri.removeprefix(SCHEME))
+        path = f"{self._job.name}: spec.rollout.speculation.draft"
         draft = found_model(path, uri, self._output)
         actor, data = self._origin("actor"), self._job.spec.data
         remote = actor.model.trust_remote_code
-        config, words = load_config(draft, trust_remote_code=remote), load_tokenizer(draft, trust_remote_code=remote)
+        config = load_config(draft, trust_remote_code=remote, revision=None)
+        own = load_tokenizer(draft, trust_remote_code=remote, revision=None).get_vocab()
         tokens = data.max_prompt_tokens + data.max_response_tokens
         if reason := why_no_draft(config, actor.config(), tokens=tokens, on_cpu=self._on_cpu):
             raise ConfigError(f"{path}: {uri} {reason}")
-        if (own := words.get_vocab()) != (actors := actor.tokenizer().get_vocab()):
+        if own != (actors := actor.tokenizer().get_vocab()):
             raise ConfigError(f"{path}: the tokenizer of {uri} is not the actor's ({len(own)}, {len(actors)} entries)")
         if not has_weights(draft):
             raise DataError(f"{path}: {uri} has no weights (*.safetensors)")

@@ -123,10 +123,7 @@ def load_with_finished(output: Path, manifest: Path | str, overrides: Sequence[s
 
 
 def with_written_data(job: Job, output: Path) -> Job:
-    """Return the job with file URIs, not job://, for data and a draft model that earlier jobs wrote.
-
-    DataError for unfinished data.
-    """
+    """Return the job with file URIs, not job://, for data that earlier jobs wrote. DataError for unfinished data."""
     finished = finished_jobs(output)
     for field, name in data_from_jobs(job).items():
         if name not in finished:
@@ -138,12 +135,7 @@ def with_written_data(job: Job, output: Path) -> Job:
         folder = output / source.uri.removeprefix(SCHEME) / "data"
         return source.model_copy(update={"uri": folder.resolve().as_uri()})
 
-    spec, speculation = job.spec.with_sources(here), job.spec.rollout.speculation
-    if speculation and speculation.draft and speculation.draft.startswith(SCHEME):
-        draft = Path(model_folder(speculation.draft, output)).as_uri()
-        own = {"speculation": speculation.model_copy(update={"draft": draft})}
-        spec = spec.model_copy(update={"rollout": spec.rollout.model_copy(update=own)})
-    return job.model_copy(update={"spec": spec})
+    return job.model_copy(update={"spec": job.spec.with_sources(here)})
 
 
 def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:

@@ -110,11 +110,11 @@ class TeacherClient(Endpoint):
 
 def teacher_clients(job: Job, *, ranks: int, count: int, vocabulary: int) -> dict[str, TeacherClient]:
     """Return the clients of a job's teachers on servers, by name; `ranks`: ranks that share a server's concurrency."""
-    found, sizes = dict[str, TeacherClient](), {"count": count, "vocabulary": vocabulary}
+    found = dict[str, TeacherClient]()
     for place, each in enumerate(job.spec.models.teacher_endpoints):
         limits = limits_of(each, ranks=ranks, path=f"{job.name}: spec.models.teacherEndpoints.{place}")
         url = each.url.rstrip("/") + "/completions"
-        found[each.name] = TeacherClient(url=url, model=each.model, **sizes, **limits)
+        found[each.name] = TeacherClient(url=url, model=each.model, count=count, vocabulary=vocabulary, **limits)
     return found
 
 
