@@ -1,4 +1,4 @@
-"""What responses may be: corrected, of rounded weights, drafted, of a teacher's pupil, and of many shared turns."""
+"""Measures corrections, rounded weights, drafts, distillation and shared turns for the row `rollouts`."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_model_that_is_not_served_is_one_sentence(server: Server) -> None:
 
 
 def told(folder: Path, actor: str, server: Server, rows: list[dict[str, str]], **algorithm: Any) -> list[str]:
-    """What the deep check says of a job with a teacher on the server."""
+    """Return the sentences of the deep check about a job with a teacher on the server."""
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     url = f"http://127.0.0.1:{server.server_port}/v1"
     spec = {

@@ -53,8 +53,11 @@ def texts() -> list[TokenBatch]:
 
 
 def groups() -> list[TokenBatch]:
-    """The same, but rows 0 and 3 of both and row 1 of the second have five tokens in common, and all of the second two;
-    the last has one token more than it shares, and row 2 of the second none."""
+    """Return `texts` in which rows begin alike.
+
+    Rows 0 and 3 of both and row 1 of the second share five tokens, and all rows of the second share two. The last row
+    has one token more than it shares, and row 2 of the second has none.
+    """
     first, second = texts()
     for tokens in (first.tokens[3], second.tokens[1], second.tokens[3]):
         tokens[:5] = first.tokens[0, :5]
