@@ -90,7 +90,7 @@ def test_without_rows_there_is_no_bundle() -> None:
 
 
 def random_texts(seed: int) -> list[TokenBatch]:
-    """Return one or two texts of rows with up to 16 tokens; there are three kinds of tokens, so many rows begin alike."""
+    """Return one or two texts of rows with up to 16 tokens of three kinds, so that many rows begin alike."""
     chosen = torch.Generator().manual_seed(seed)
     rows, texts = seed % 9 + 1, seed % 2 + 1
     return [
