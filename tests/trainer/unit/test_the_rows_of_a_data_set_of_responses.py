@@ -174,8 +174,7 @@ def begun(output: Path, name: str) -> JobFolder:
 
 
 def test_data_of_a_job_is_read_from_the_run_folder(tmp_path: Path) -> None:
-    draft = "rollout.speculation={method: Draft, draft: 'job://d'}"
-    reads = job("PPO", "rl", "data.train.uri=job://g", "evaluation={data: {uri: job://h}}", draft)
+    reads = job("PPO", "rl", "data.train.uri=job://g", "evaluation={data: {uri: job://h}}")
     begun(tmp_path, "g").succeed()
     written = begun(tmp_path, "h")
     made = {name: done.identity for name, done in finished_jobs(tmp_path).items()} | {"h": "h"}
@@ -189,8 +188,6 @@ def test_data_of_a_job_is_read_from_the_run_folder(tmp_path: Path) -> None:
     assert found.data.train.sources("")[""].address == (tmp_path / "g" / "data").as_uri()
     assert found.evaluation
     assert found.evaluation.data.sources("")[""].address == (tmp_path / "h" / "data").as_uri()
-    assert found.rollout.speculation
-    assert found.rollout.speculation.draft == (tmp_path / "d" / "model").as_uri()
 
 
 def test_torchrun_notes_the_job_as_its_manifest_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
