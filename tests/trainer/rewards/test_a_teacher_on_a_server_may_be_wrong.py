@@ -66,7 +66,7 @@ def test_log_probs_are_those_of_the_model(folder: str, server: Server) -> None:
         (lambda places: None, 0, "answered without the prompt_logprobs of each token"),
         (lambda places: places[:-1], 0, "answered without the prompt_logprobs of each token"),
         (lambda places: [None, *({"7": {"logprob": -1.0}} for _ in places[1:])], 0, "gives no log-probability"),
-        (lambda places: [None, *({"7": {"logprob": -1.0}} for _ in places[1:])], 4, "start it with --max-logprobs 4"),
+        (lambda places: [None, *({"7": {"logprob": -1.0}} for _ in places[1:])], 4, "gives fewer than 4 likeliest"),
     ],
 )
 def test_an_answer_of_another_form_is_one_sentence(
@@ -86,6 +86,12 @@ def test_a_model_that_is_not_served_is_one_sentence(server: Server) -> None:
     server.behave = lambda handler, _: handler.answer(b"{}", 404)
     with pytest.raises(UserCodeError, match=r"answered 404 Not Found; the sample is 6 tokens, of which 3 are the resp"):
         client(server).log_probs(TEXTS[:1])
+
+
+def test_a_refusal_names_the_limits_of_the_server(server: Server) -> None:
+    server.behave = lambda handler, _: handler.answer(b"{}", 400)
+    with pytest.raises(UserCodeError, match=r"answered 400 Bad Request; it may need --max-logprobs 4 or a larger"):
+        client(server, 4).log_probs(TEXTS[:1])
 
 
 def told(folder: Path, actor: str, server: Server, rows: list[dict[str, str]], **algorithm: Any) -> list[str]:

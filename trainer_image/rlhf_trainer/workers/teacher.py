@@ -29,10 +29,9 @@ from rlhf_trainer.workers.scoring import SCORED_ONCE, limits_of
 TEACHER_TOKENS = "teacher_tokens"
 TRIED_TOKENS = 64
 """Most tokens on which a server is tried; they lie evenly over the vocabulary."""
-UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 Places = Sequence[Mapping[str, Mapping[str, Any]] | None]
 """vLLM's `prompt_logprobs`: for each token of a text its own entry and those of the likeliest tokens, by token id."""
-
 MAX_WHOLE_VOCABULARY = 1024
 """Most tokens of a vocabulary that is compared as a whole: a token of the batch then has 8 bytes for each of them."""
 
@@ -74,7 +73,7 @@ class TeacherClient(Endpoint):
         (places,) = self._places([text])
         self._log_probs_of(text, places)
         for (token, word), place in zip(words.items(), places, strict=True):
-            there = place[str(token)].get("decoded_token") if place else None
+            there = place.get(str(token), {}).get("decoded_token") if place else None
             if there is not None and "\ufffd" not in there + word and there.strip() != word.strip():
                 problem = f"has another tokenizer: token {token} is {there!r} there, and {word!r} in the actor's"
                 raise UserCodeError(f"{self.path}: {self.url} {problem}")
@@ -85,7 +84,8 @@ class TeacherClient(Endpoint):
 
     def _places_in(self, answer: Answer, about: object) -> Places:
         if answer.code != HTTPStatus.OK:
-            raise self.refused(f"answered {named(answer.code)}", about)
+            hint = f"; it may need --max-logprobs {self.count} or a larger --max-model-len"
+            raise self.refused(f"answered {named(answer.code)}{hint * (answer.code == HTTPStatus.BAD_REQUEST)}", about)
         with suppress(*UNREADABLE):
             found: Places = json.loads(answer.body)["choices"][0]["prompt_logprobs"]
             if isinstance(about, Text) and len(found) == len(about.tokens):
@@ -98,8 +98,8 @@ class TeacherClient(Endpoint):
             if self.count:
                 return torch.tensor([self._likeliest(each) for each in given[text.start :]])
             return torch.tensor([given[at][text.tokens[at]] for at in range(text.start, len(places))])
-        told = f"gives fewer than {self.count} likeliest tokens; start it with --max-logprobs {self.count}"
-        raise self.refused(told if self.count else "gives no log-probability of a token", text)
+        lacking = f"fewer than {self.count} likeliest tokens" if self.count else "no log-probability of a token"
+        raise self.refused(f"gives {lacking}", text)
 
     def _likeliest(self, given: Mapping[int, float]) -> list[float]:
         """Return ids and log-probabilities of the likeliest tokens; IndexError if there are too few."""
@@ -214,8 +214,8 @@ def likeliest_of(setting: WorkerSetting) -> tuple[int, int] | None:
     assert isinstance(algorithm, Distilling)
     tokens = len(setting.actors_tokenizer())
     if algorithm.top_k is None and tokens > MAX_WHOLE_VOCABULARY:
-        told = f"is missing, and {tokens:,} tokens are too many to be compared ({MAX_WHOLE_VOCABULARY:,} at most)"
-        raise ConfigError(f"{setting.job.name}: spec.algorithm.topK: {told}")
+        problem = f"is missing, and {tokens:,} tokens are too many to be compared ({MAX_WHOLE_VOCABULARY:,} at most)"
+        raise ConfigError(f"{setting.job.name}: spec.algorithm.topK: {problem}")
     return min(algorithm.top_k or tokens, tokens), tokens
 
 
