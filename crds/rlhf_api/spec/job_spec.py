@@ -249,7 +249,7 @@ class Training(Spec):
     on CPU, a job that generates nothing.
     """
     share_prompts: bool = True
-    """Compute a beginning that texts of a micro-batch have in common once, in scoring and training."""
+    """Compute a prefix that texts of a micro-batch have in common once, in scoring and training."""
     max_skipped_updates: Whole = 3
     """Largest number of consecutive updates of a model that may be skipped because a value is not finite."""
     router_aux_loss: float | None = Field(None, ge=0)

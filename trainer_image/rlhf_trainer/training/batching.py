@@ -87,7 +87,7 @@ def assign_mini_batches(rows: Tensor, *, count: int, seed: int, step: int, epoch
 
 @dataclass(frozen=True)
 class Bundles:
-    """Bundles of rows [B] that begin alike, numbered from 0; one rank computes a bundle, in one micro-batch."""
+    """Bundles of rows [B] that share prefixes, numbered from 0; one rank computes a bundle, in one micro-batch."""
 
     of_rows: Tensor
     """Index of the bundle that contains each row of the batch: int64 [B]."""

@@ -154,7 +154,7 @@ class ModelInput:
         """Pack texts to a multiple of `multiple`, and at least `at_least`, tokens; unread zeros fill the rest.
 
         The first token of a text is not read, as nothing predicts it. Texts that share a prefix with an earlier one
-        come last. share: whether any do.
+        come last. share: whether texts share prefixes.
         """
         tokens = concatenate([text.tokens for text in texts])
         lengths = torch.cat([text.lengths for text in texts])

@@ -37,7 +37,7 @@ class PrefixTree:
 
 
 def keys_in_order(texts: Sequence[TokenBatch]) -> list[tuple[int, tuple[bytes, ...]]]:
-    """Return (row, keys of its texts) of all rows, sorted by keys, so that rows which begin alike are neighbours."""
+    """Return (row, keys of its texts) of all rows, sorted by keys, so that rows with common prefixes are neighbours."""
     keys = [
         [row[:size].tobytes() for row, size in zip(each.tokens.int().numpy(), each.lengths.tolist(), strict=True)]
         for each in texts

@@ -42,7 +42,7 @@ PASSES = {"scoring": 1.0, "update": 3.0}
 BESIDE_FROZEN = 2.0
 """FLOPs of an adapter's update, in multiples of a forward pass; frozen weights have no gradient of their own."""
 MIN_PARTS = 4
-"""Minimum number of bundles into which a rank's rows are cut for load balancing, unless a row is too long."""
+"""Minimum number of bundles of a rank for load balancing, unless a row is too long, or rows share most tokens."""
 
 
 class RunnerOptions(TypedDict):
