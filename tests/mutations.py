@@ -57,7 +57,7 @@ PACKING = f"{TRAINING}/test_packed_texts_are_read_as_if_alone.py"
 NEIGHBOURS = f"{TRAINING}/test_a_row_does_not_depend_on_its_neighbours.py"
 LAYOUTS = f"{TRAINING}/test_losses_do_not_depend_on_ranks_micro_batches_or_padding.py"
 SHARED_ROWS = f"{LAYOUTS}::test_an_update_is_the_same_if_ranks_share_rows"
-BUNDLES = "tests/trainer/unit/test_rows_with_one_prompt_are_computed_together.py"
+BUNDLES = "tests/trainer/unit/test_rows_that_begin_alike_are_computed_together.py"
 COSTS = f"{TRAINING}/test_each_rank_computes_as_much.py::test_the_cost_of_a_row_is_half_of_a_layers_flops_by_hand"
 REDUCTIONS = f"{TRAINING}/test_an_update_is_one_step_and_one_reduction.py"
 ADAMW = f"{RATES}::test_moments_epsilon_and_decay_are_those_of_the_settings"
@@ -194,7 +194,7 @@ MUTATIONS = (
     training("head", "weighted / total if options.entropy", "weighted if options.entropy", HEAD),
     training("head", "own - log_total, entropies", "own - total.log(), entropies", HEAD),
     training("model_input", "packed.flatten()[places - 1]", "packed.flatten()[places]", PACKING),
-    training("model_input", "packed[with_prompt], packed", "packed, packed", PACKING),
+    training("model_input", "packed[earlier, :size]", "packed[each, :size]", PACKING),
     training("attention", "triu(prompt + 1 - window)", "triu(prompt - window)", PACKING),
     training(
         "attention",
@@ -206,7 +206,7 @@ MUTATIONS = (
     training("model_input", "(each >= first) & (each < stop)", "(each > first) & (each < stop)", SHARED_ROWS),
     training("trainer", "self.mesh.layout.data * self.mesh.layout.context\n", "self.mesh.layout.data\n", SHARED_ROWS),
     training("sequence", "[Partial()]", "[Replicate()]", SHARED_ROWS),
-    training("batching", "key in self.prompts or key", "key", BUNDLES),
+    training("batching", "tokens += totals[row] - sum(found)", "tokens += totals[row]", BUNDLES),
     training("batching", "* (self._parameters +", "* (0 *", COSTS),
     training("batching", "self._attention * lengths)", "self._attention)", COSTS),
     training(
@@ -295,7 +295,7 @@ MUTATIONS = (
     Mutation(f"{API}/checks/may_change.yaml", "spec: [checkpoint, outputs", "spec: [outputs", EXPERIMENT),
     Mutation(f"{API}/checks/resume.py", '["schedule"] != "Constant"', '["schedule"] == "Constant"', EXPERIMENT),
     Mutation(f"{API}/exit_codes.py", "COMMUNICATION = 8", "COMMUNICATION = 9", FAILURES),
-    Mutation(f"{OPERATOR}/evidence.py", 'ExitCode.NUMERICS: "Numerics"', 'ExitCode.NUMERICS: "Data"', FAILURES),
+    Mutation(f"{OPERATOR}/failures.yaml", "exit_codes: [6]", "exit_codes: [9]", FAILURES),
     Mutation(
         f"{OPERATOR}/failures.yaml",
         "NodeLost: {action: Ignore",
