@@ -196,7 +196,7 @@ def _records(job: Path, steps: int) -> list[dict[str, float]]:
 
 
 def show_episodes(results: Mapping[str, Mapping[str, Any]], precision: str) -> None:
-    """The table: a row each."""
+    """Print a table with a row for each size."""
     table = Table(title=f"SFT on {EPISODES} episodes of {TURNS} turns, a row each, {precision}; {host()}")
     for title in ("", "tokens, each row whole", "shared", "seconds", "shared", "whole / shared"):
         table.add_column(title, justify="right")

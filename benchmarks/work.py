@@ -28,8 +28,8 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from rlhf_trainer.run.machine import cores
 
 PROMPT_TOKENS, RESPONSE_TOKENS, RESPONSES, KL = 32, 64, 64, 0.05
-EPISODES, TURNS, SAID_TOKENS = 16, 6, 20
-"""Episodes of a step of SFT, turns of each, and tokens of what is asked and answered in a turn."""
+EPISODES, TURNS, MESSAGE_TOKENS = 16, 6, 20
+"""Episodes of a step of SFT, turns of each, and tokens of each question and each answer."""
 SAMPLES = {"GRPO": 4, "PPO": 1}
 """Responses to a prompt."""
 SIZES: dict[str, dict[str, int]] = {
@@ -107,7 +107,7 @@ def make_prompts(path: Path, count: int = RESPONSES) -> None:
 
 def make_episodes(path: Path) -> None:
     """Write EPISODES episodes of TURNS turns: a row's prompt is all that was said before its answer, the response."""
-    texts, rows = _texts(SAID_TOKENS), []
+    texts, rows = _texts(MESSAGE_TOKENS), []
     for _ in range(EPISODES):
         before = ""
         for _ in range(TURNS):
@@ -161,7 +161,7 @@ def manifest(folder: Path, algorithm: str, *, steps: int, name: str = "step") ->
 
 
 def episodes_manifest(folder: Path, *, steps: int, name: str) -> dict[str, Any]:
-    """SFT on what `make_models` and `make_episodes` wrote; each step learns every turn of every episode."""
+    """Return the manifest of SFT on all turns of all episodes a step; `make_models` and `make_episodes` wrote them."""
     job = manifest(folder, "GRPO", steps=steps, name=name)
     data = {"train": {"uri": f"file://{folder}/episodes.jsonl"}, "maxPromptTokens": 224, "maxResponseTokens": 32}
     training = {"totalSteps": steps, "batchSize": EPISODES * TURNS}

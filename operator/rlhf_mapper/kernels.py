@@ -118,12 +118,12 @@ def collective_seconds(link: float, kind: Collective) -> Table:
     return Table((1 - share) * ends[0] + share * ends[1], (0, 8))
 
 
-def _stretched(table: Table, slower: float) -> Table:
-    """Return a collective for 1 to 256 ranks on a link that is slower by a factor than the measured one."""
+def _stretched(table: Table, factor: float) -> Table:
+    """Return a collective for 1 to 256 ranks on a link slower than the measured one by `factor`."""
     ranks: Numbers = np.exp2(np.arange(9.0))[:, None]
     bytes_: Numbers = np.exp2(np.arange(8.0, 40.0))
     known, most = (2.0 ** (first + size - 1) for first, size in zip(table.first, table.logs.shape, strict=True))
     shortest = table.at(ranks, bytes_[0])
     more = (table.at(ranks, bytes_) - shortest) * np.maximum(bytes_ / most, 1.0)
-    seconds = shortest * np.maximum(ranks / known, 1.0) + np.where(more > 0, more * slower, more)  # some were faster
+    seconds = shortest * np.maximum(ranks / known, 1.0) + np.where(more > 0, more * factor, more)  # some were faster
     return Table(np.log2(seconds), (0, 8))

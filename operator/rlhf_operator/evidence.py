@@ -113,20 +113,20 @@ def _strongest(pods: Iterable[ObservedPod], case: Case) -> Cause | None:
 
 def _end_of(pod: ObservedPod, case: Case) -> Cause | None:
     """Return the cause of a pod's end by the first sign on it; None without a sign."""
-    name, said, node = f"pod {pod.name}", pod.message, pod.node or "(none)"
+    name, details, node = f"pod {pod.name}", pod.message, pod.node or "(none)"
     is_evicted, silence = pod.reason == "Evicted", node_silence(pod, case.snapshot, case.now) or 0.0
     is_unreachable = pod.phase == "Unknown" or pod.reason in ("NodeLost", "NodeShutdown")
     memory = f"spec.runtime.{'worker' if pod.role == names.WORKER else 'controller'}.memory"
-    disruption, ended = DISRUPTIONS.get(pod.disruption), f"{name} on node {node} was ended: {pod.disruption} {said}"
+    disruption, ended = DISRUPTIONS.get(pod.disruption), f"{name} on node {node} was ended: {pod.disruption} {details}"
     signs: tuple[tuple[object, Reason, str], ...] = (
-        (is_evicted and OVER_STORAGE.search(said), "OutOfStorage", f"{name} used too much disk: {said}"),
-        (is_evicted and OVER_MEMORY.search(said), "OutOfMemory", f"{name} used too much memory: {said}"),
+        (is_evicted and OVER_STORAGE.search(details), "OutOfStorage", f"{name} used too much disk: {details}"),
+        (is_evicted and OVER_MEMORY.search(details), "OutOfMemory", f"{name} used too much memory: {details}"),
         (disruption, disruption or "Unknown", ended),
         (attempt.node_is_gone(pod, case.snapshot), "NodeLost", f"node {node} of {name} is gone"),
         (silence >= NODE_SECONDS, "NodeLost", f"node {node} of {name} is not ready"),
-        (is_unreachable, "NodeLost", f"node {node} of {name} does not answer: {said}"),
-        (pod.reason == "Preempting", "Preempted", f"{name} was ended: {said}"),
-        (pod.reason in ("Evicted", "Terminated"), "Evicted", f"{name} was evicted from node {node}: {said}"),
+        (is_unreachable, "NodeLost", f"node {node} of {name} does not answer: {details}"),
+        (pod.reason == "Preempting", "Preempted", f"{name} was ended: {details}"),
+        (pod.reason in ("Evicted", "Terminated"), "Evicted", f"{name} was evicted from node {node}: {details}"),
         (
             pod.is_out_of_memory(attempt.OWN_CONTAINERS),
             "OutOfMemory",

@@ -122,10 +122,11 @@ def run_last(folder: Path, job: str, name: str, changes: Sequence[str]) -> Path:
 
 
 def measured(output: Path, job: str, measure: str) -> float:
-    """Of a job's part of summary.json."""
+    """Return a measure of a job from summary.json."""
     return float(json.loads((output / "summary.json").read_text())[job][measure])
 
 
 def steps_of(output: Path, job: str) -> list[Mapping[str, float]]:
+    """Return the records of a job's steps."""
     lines = (output / job / "metrics.jsonl").read_text().splitlines()
     return [record for record in map(json.loads, lines) if "time/step" in record]

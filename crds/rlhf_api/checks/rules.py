@@ -356,7 +356,7 @@ def _taken(spec: JobSpec) -> Iterator[Problem]:
     taken = [(f"{path}.toolsKey", source.tools_key) for path, source in sources.items() if source.tools_key in own]
     if {source.messages_key or source.prompt_key for source in sources.values()} == {"prompt"}:
         own -= {"prompt"}  # the output's `prompt` is that column
-    columns = {name: path.removeprefix("spec.") for name, path in spec.verifier_columns(spec.data.train).items()}
+    columns = {name: path.removeprefix("spec.") for name, path in spec.reader_columns(spec.data.train).items()}
     for path, source in sources.items():
         columns |= dict.fromkeys(source.columns, f"{path}.columns")
     taken += [(path, name) for name, path in columns.items() if name in own]

@@ -360,7 +360,7 @@ class JobSpec(Spec):
             dict.fromkeys([*named, *(name for _, reader in self.column_readers(data) for name in reader.columns)])
         )
 
-    def verifier_columns(self, data: AnyData) -> dict[str, str]:
+    def reader_columns(self, data: AnyData) -> dict[str, str]:
         """Return the columns that `column_readers` read, also before the run: column -> field that names it.
 
         Verifiers of the evaluation count only if `data` is the evaluation's, or one of its data sets.

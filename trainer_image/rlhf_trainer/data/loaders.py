@@ -111,7 +111,7 @@ class Loader:
         """Return the further columns and tools that a reader gets as options if it reads only prompts."""
         if self.reader.responses:
             return {}
-        return {"columns": spec.columns(source), "verified": spec.verifier_columns(source), "tools": tools}
+        return {"columns": spec.columns(source), "verified": spec.reader_columns(source), "tools": tools}
 
     def facts(self) -> list[str]:
         """Return sentences on the rows of each data set that were left out."""

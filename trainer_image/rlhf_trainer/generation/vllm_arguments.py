@@ -78,9 +78,9 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that follow from the job.
 
-    max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine; draft: a model's files.
-    MemoryProblem when the cache cannot fit; ConfigError for stages of unequal length on GPUs, or
-    that return experts, and for weights that cannot be quantised.
+    max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine; draft: folder or hub
+    name of the model that drafts. MemoryProblem when the cache cannot fit; ConfigError for stages of unequal length on
+    GPUs, or that return experts, and for weights that cannot be quantised.
     """
     returns_experts = rollout.routing == "Replay"
     if reason := why_not_quantized(rollout, config, on_cpu=not on_gpu):
@@ -124,7 +124,7 @@ def engine_arguments(
 def _drafts(rollout: Rollout, draft: str | None, *, heads: int, stages: int, shards: int) -> dict[str, Any]:
     """Return vLLM's configuration of speculative decoding. ConfigError for what was not tried, or a missing package.
 
-    draft: folder of a model with so many heads, which is cut into as many shards as the generator.
+    draft: folder or hub name of a model with so many heads, which is cut into as many shards as the generator.
     """
     if not rollout.speculation:
         return {}
