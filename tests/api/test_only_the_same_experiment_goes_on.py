@@ -93,6 +93,15 @@ def test_a_sum_with_another_part_is_another_experiment() -> None:
     assert problem.path == "spec.models.reward.sum"
 
 
+def test_a_teacher_may_move_to_another_server() -> None:
+    before, moved, other = (resolved("helpful-ppo") for _ in range(3))
+    for job, change in ((before, {}), (moved, {"url": "http://b/v1"}), (other, {"model": "n"})):
+        job["spec"]["models"]["teacherEndpoints"] = [{"name": "t", "url": "http://a/v1", "model": "m"} | change]
+    assert changes(before, moved) == []
+    (problem,) = changes(before, other)
+    assert problem.path == "spec.models.teacherEndpoints.0.model"
+
+
 def test_the_length_may_not_change_under_its_schedule() -> None:
     (problem,) = changes(resolved("helpful-sft"), resolved("helpful-sft", "training.totalSteps=99"))
     assert problem.path == "spec.training.totalSteps"

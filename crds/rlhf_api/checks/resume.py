@@ -20,8 +20,8 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
 
     The length of training may change where no learning rate depends on it (every schedule is Constant).
     """
-    models = (model for model in (after["spec"]["models"] or {}).values() if model and model.get("optimizer"))
-    fixed_length = any(model["optimizer"]["schedule"] != "Constant" for model in models)
+    models = (model for model in (after["spec"]["models"] or {}).values() if isinstance(model, dict))
+    fixed_length = any(each["schedule"] != "Constant" for model in models if (each := model.get("optimizer")))
     fields = (field for field in differing_paths(before, after) if fixed_length or field not in LENGTHS)
     return [Problem(field, _sentence(field)) for field in fields if not may_change(field)]
 

@@ -86,7 +86,7 @@ def _job(job: JobRecord) -> dict[str, Any]:
 def _facts(job: JobRecord) -> list[tuple[str, str]]:
     facts = []
     for role, model in job.section("models").items():
-        if model:
+        if isinstance(model, Mapping):
             optimizer = model.get("optimizer") or {}
             rate = f", learning rate {optimizer['learningRate']:g}" if "learningRate" in optimizer else ""
             facts.append((role, f"{model.get('uri')}{rate}"))
