@@ -60,6 +60,15 @@ def test_a_single_step(tmp_path: Path) -> None:
     assert page_of(tmp_path).row("helpful-ppo", "PPO")[3] == "1 of 25"
 
 
+def test_a_job_with_a_teacher_on_a_server(tmp_path: Path) -> None:
+    server = "{name: t, url: 'http://t:8000/v1', model: m}"
+    changes = [f"sums-distilled:models.{each}" for each in ("teacher=", f"teacherEndpoints=[{server}]")]
+    changes.append("sums-distilled:algorithm.topK=4")
+    jobs = {job.name: job for job in load(ROOT / "examples" / "20-distillation.yaml", changes)}
+    run_job(tmp_path, jobs["sums-distilled"], [ppo_record(1)])
+    assert "http://t:8000/v1" in page_of(tmp_path).sections["sums-distilled"]
+
+
 def test_updates_that_were_skipped_are_seen(tmp_path: Path) -> None:
     records = [{**ppo_record(n), "skipped_updates": float(n in (4, 5))} for n in range(1, 10)]
     del records[3]["loss/policy"]  # it was not finite
