@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.run.deep_check import JobCheck
 from rlhf_trainer.training.head import likeliest_tokens
 from rlhf_trainer.workers import teacher as teachers
-from rlhf_trainer.workers.teacher import TeacherClient, Text
+from rlhf_trainer.workers.teacher import TeacherClient, TeacherText
 from tests.trainer.jobs import job
 from tests.trainer.rewards.stub_server import Handler, Server
 from tests.trainer.teachers import Teacher
 from tests.trainer.tiny import save_tiny
 
-TEXTS = [Text([1, 30, 31, 32, 33, 34], 3), Text([1, 40, 41], 1)]
+TEXTS = [TeacherText([1, 30, 31, 32, 33, 34], 3), TeacherText([1, 40, 41], 1)]
 Change = Callable[[list[Any]], Any]
 
 
@@ -66,6 +67,11 @@ def test_log_probs_are_those_of_the_model(folder: str, server: Server) -> None:
         (lambda places: None, 0, "answered without the prompt_logprobs of each token"),
         (lambda places: places[:-1], 0, "answered without the prompt_logprobs of each token"),
         (lambda places: [None, *({"7": {"logprob": -1.0}} for _ in places[1:])], 0, "gives no log-probability"),
+        (
+            lambda places: [None, *({t: {"logprob": math.nan} for t in place} for place in places[1:])],
+            0,
+            "gives no log",
+        ),
         (lambda places: [None, *({"7": {"logprob": -1.0}} for _ in places[1:])], 4, "gives fewer than 4 likeliest"),
     ],
 )

@@ -21,7 +21,7 @@ from rlhf_api.spec.judges import Judge
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
-from rlhf_trainer.workers.teacher import TeacherClient, Text
+from rlhf_trainer.workers.teacher import TeacherClient, TeacherText
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.teachers import Teacher
 from tests.trainer.tiny import save_tiny
@@ -119,7 +119,9 @@ def test_a_teacher_gives_the_log_probs_of_its_model(url: str, tmp_path: Path, mo
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     folder = save_tiny(tmp_path / "model", seed=1)
     local, words = Teacher(folder), AutoTokenizer.from_pretrained(folder)
-    texts = [Text(words(text).input_ids, start) for text, start in (("First, wipe the lamp.", 3), ("How? No.", 1))]
+    texts = [
+        TeacherText(words(text).input_ids, start) for text, start in (("First, wipe the lamp.", 3), ("How? No.", 1))
+    ]
     limits: dict[str, Any] = {"seconds": 120.0, "attempts": 3, "concurrency": 4, "token_variable": None}
     options: dict[str, Any] = {"url": f"{url}/completions", "path": "job: it", "model": "judge", **limits}
     sampled = TeacherClient(**options, count=0, vocabulary=len(words))

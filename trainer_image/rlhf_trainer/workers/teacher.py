@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from math import isfinite
 from typing import Any, ClassVar
 
 import torch
@@ -37,7 +38,7 @@ MAX_WHOLE_VOCABULARY = 1024
 
 
 @dataclass(frozen=True)
-class Text:
+class TeacherText:
     """Token ids of a prompt with its response, of which the response begins at `start`."""
 
     tokens: list[int]
@@ -59,7 +60,7 @@ class TeacherClient(Endpoint):
     vocabulary: int
     """Number of tokens of the actor's tokenizer; a server's further ones are left out."""
 
-    def log_probs(self, texts: Sequence[Text]) -> list[Tensor]:
+    def log_probs(self, texts: Sequence[TeacherText]) -> list[Tensor]:
         """Return for each text log-probabilities float32 [n] of the n tokens after its start.
 
         With `count` K return ids and log-probabilities of the K likeliest tokens instead, as `likeliest_tokens` does.
@@ -69,7 +70,7 @@ class TeacherClient(Endpoint):
 
     def require_words(self, words: Mapping[int, str]) -> None:
         """Ask for the log-probabilities of some tokens; UserCodeError if they are other words to the server."""
-        text = Text([*words], 1)
+        text = TeacherText([*words], 1)
         (places,) = self._places([text])
         self._log_probs_of(text, places)
         for (token, word), place in zip(words.items(), places, strict=True):
@@ -78,7 +79,7 @@ class TeacherClient(Endpoint):
                 problem = f"has another tokenizer: token {token} is {there!r} there, and {word!r} in the actor's"
                 raise UserCodeError(f"{self.path}: {self.url} {problem}")
 
-    def _places(self, texts: Sequence[Text]) -> list[Places]:
+    def _places(self, texts: Sequence[TeacherText]) -> list[Places]:
         options = {"model": self.model, "max_tokens": 1, "temperature": 0, "prompt_logprobs": self.count}
         return self.answers([({**options, "prompt": text.tokens}, text) for text in texts], self._places_in)
 
@@ -88,13 +89,20 @@ class TeacherClient(Endpoint):
             raise self.refused(f"answered {named(answer.code)}{hint * (answer.code == HTTPStatus.BAD_REQUEST)}", about)
         with suppress(*UNREADABLE):
             found: Places = json.loads(answer.body)["choices"][0]["prompt_logprobs"]
-            if isinstance(about, Text) and len(found) == len(about.tokens):
+            if isinstance(about, TeacherText) and len(found) == len(about.tokens):
                 return found
         raise self.refused("answered without the prompt_logprobs of each token", about)
 
-    def _log_probs_of(self, text: Text, places: Places) -> Tensor:
+    def _log_probs_of(self, text: TeacherText, places: Places) -> Tensor:
         with suppress(*UNREADABLE):
-            given = [{int(token): float(each["logprob"]) for token, each in (place or {}).items()} for place in places]
+            given = [
+                {
+                    int(token): found
+                    for token, each in (place or {}).items()
+                    if isfinite(found := float(each["logprob"]))
+                }
+                for place in places
+            ]
             if self.count:
                 return torch.tensor([self._likeliest(each) for each in given[text.start :]])
             return torch.tensor([given[at][text.tokens[at]] for at in range(text.start, len(places))])
@@ -193,7 +201,7 @@ class TeacherWorker:
         starts = (batch["response_mask"] > 0).int().argmax(1).tolist()
         lengths = batch["attention_mask"].sum(1).long().tolist()
         for name, numbers in rows.items():
-            texts = [Text(batch["tokens"][row, : lengths[row]].tolist(), starts[row]) for row in numbers]
+            texts = [TeacherText(batch["tokens"][row, : lengths[row]].tolist(), starts[row]) for row in numbers]
             for row, values in zip(numbers, self._servers[name].log_probs(texts), strict=True):
                 found[row, starts[row] : lengths[row]] = values
 
