@@ -342,9 +342,7 @@ class Distilling(PolicyGradient):
     The others are a loss over the vocabulary: Forward is KL(teacher || actor), Reverse KL(actor || teacher).
     """
     top_k: Count | None = None
-    """Number of the teacher's likeliest tokens that a divergence other than Sampled compares; all others count as one.
-    Unset: the whole vocabulary, of at most 1,024 tokens.
-    """
+    """Likeliest tokens of the teacher that a divergence compares, all others as one; unset: all, if at most 1,024."""
     divergence_coefficient: float = Field(1.0, gt=0, description="Weight of the divergence beside the reward.")
     teacher_key: Text | None = None
     """Column that names a row's teacher among models.teacherEndpoints; models.teacher teaches all other rows."""

@@ -59,6 +59,7 @@ def draw_beside_a_long_row(folder: str, speculation: Speculation, draft: str | N
     return [list(one.tokens) == list(other.tokens) for one, other in zip(together, alone, strict=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["NGram", "Draft"])
 def test_a_long_row_changes_no_other(tmp_path: Path, vllm_ranks: RunRanks, method: Literal["NGram", "Draft"]) -> None:
     folder = save_config(tmp_path / "model", "llama")

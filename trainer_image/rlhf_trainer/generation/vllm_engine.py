@@ -101,13 +101,13 @@ class GenerationEngine:
         """True on the first rank of an engine, False on the engine's other ranks."""
         self._device, self._on_gpu = device, device.type == "cuda"
         self._awake: set[Part] = {"weights", "kv_cache"}
-        self._measured_bytes, self._cache_peak, self._drafts = 0, 0.0, (0, 0)
+        self._measured_bytes, self._cache_peak = 0, 0.0
+        self._has_draft, self._drafts = draft is not None, (0, 0)
         self.version = -1
         """Policy version of the engine's weights, set by the caller that loads weights."""
         self.before_token: Callable[[], None] = lambda: None
         """Callback before each step of vLLM; it may load other weights."""
-        self._requests: dict[int, _Request] = {}
-        self._ended: list[tuple[int, Response]] = []
+        self._requests, self._ended = dict[int, _Request](), list[tuple[int, Response]]()
         arguments = engine_arguments(
             config=config,
             rollout=rollout,
@@ -120,20 +120,23 @@ class GenerationEngine:
             trust_remote_code=trust_remote_code,
             draft=draft,
         )
-        self._has_draft = draft is not None
         self._vllm = _import_vllm(environment(rollout, on_gpu=self._on_gpu, stage_layers=stage_layers))
         arguments |= dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), revision)
         served = modules_served(revision) if "model_impl" in arguments else nullcontext()
         field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
         with self._measured(), served, _start_of_vllm(tensor_groups, field), drafts_loaded():
             self._engine = self._vllm.LLM(folder, trust_remote_code=trust_remote_code, **arguments)
-        if len(stage_layers) > 1:
-            self._call("allocate_stage_input")
-        self._call("require_quantized", rollout.quantization)
-        self._watch_cache()
+        self._prepare(len(stage_layers))
         self._experts = ReturnedExperts(ExpertRows.of(config)) if rollout.routing == "Replay" else None
         self._try_experts()
         self.sleep()
+
+    def _prepare(self, stages: int) -> None:
+        """Prepare the built engine of so many stages, and check that its weights are rounded as the job says."""
+        if stages > 1:
+            self._call("allocate_stage_input")
+        self._call("require_quantized", self._rollout.quantization)
+        self._watch_cache()
 
     def _try_experts(self) -> None:
         """Have vLLM write two tokens by weights without meaning, which raises the error of missing experts."""
