@@ -424,7 +424,7 @@ def whole_life(at: int) -> tuple[object, int]:
     return (ends, sorted(cluster.begun), cluster.status("big").failed_attempts), cluster.writes
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_at_any_write_changes_nothing(every: int) -> None:
     """`make test` tries each fifth write, `make test-full` all."""
     whole, writes = whole_life(0)

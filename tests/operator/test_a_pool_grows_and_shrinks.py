@@ -406,7 +406,7 @@ def life(at: int) -> tuple[list[tuple[int, int]], list[str], int]:
     return sizes, [*outcomes(cluster, "grows"), *outcomes(cluster, "small")], cluster.writes
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_at_any_write_changes_nothing(every: int) -> None:
     """`make test` tries each fifth write, `make test-full` all."""
     sizes, ends, writes = life(0)

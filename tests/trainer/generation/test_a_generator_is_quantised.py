@@ -87,6 +87,7 @@ def test_live_layers_are_the_rounded_shards(tmp_path: Path, vllm_ranks: RunRanks
         assert rank["wrong sums"] == [], "sums are those of the weights that came"
 
 
+@pytest.mark.slow
 def test_stages_round_their_layers_as_one_rank_does(tmp_path: Path, vllm_ranks: RunRanks) -> None:
     folder = save_config(tmp_path, "llama")
     (one,), stages = vllm_ranks(1, layers_of, folder, [[0]]), vllm_ranks(2, layers_of, folder, [[0], [1]], (2, 1))
