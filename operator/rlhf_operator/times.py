@@ -5,6 +5,9 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
+YEARS = range(1970, 9000)
+"""Years of a valid moment; a span may be added to it and subtracted from it."""
+
 
 class ServerClock:
     """Clock of the API server, by the Date of its answers; until the first answer this machine's clock counts."""
@@ -31,11 +34,12 @@ def timestamp(moment: datetime, timespec: Literal["seconds", "microseconds"] = "
 
 
 def parsed(text: str | None) -> datetime | None:
-    """Return the moment of a timestamp; None if it is no valid time, such as one of a thirteenth month."""
+    """Return the moment of a timestamp; None if it is no valid time: of a thirteenth month, or of no year in YEARS."""
     try:
-        return datetime.fromisoformat(text).astimezone(UTC) if text else None
+        moment = datetime.fromisoformat(text or "").astimezone(UTC)
     except (ValueError, OverflowError):
         return None
+    return moment if moment.year in YEARS else None
 
 
 def since(moment: datetime | None, now: datetime) -> float:

@@ -6,7 +6,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from rlhf_operator.times import ServerClock
+from rlhf_operator.cluster import raw
+from rlhf_operator.times import ServerClock, parsed
 
 SERVER = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -64,3 +65,12 @@ def test_an_answer_without_a_date_says_nothing(monkeypatch: pytest.MonkeyPatch, 
     clock = ServerClock()
     clock.observe(date, time.monotonic())
     assert machine.error(clock) == 0
+
+
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-13-01T00:00:00Z", "soon", None])
+def test_a_time_without_room_for_a_span_is_none(text: str | None) -> None:
+    assert parsed(text) is None
+
+
+def test_an_object_of_the_year_9999_has_no_time() -> None:
+    assert raw.time({"at": "9999-12-31T23:59:59Z"}, "at") is None

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from rlhf_operator.snapshot import Document
+from rlhf_operator.times import YEARS
 
 LONG_AGO = datetime.fromtimestamp(0, UTC)
 
@@ -55,10 +56,10 @@ def entries(value: object, *path: str) -> Iterator[Document]:
 
 
 def time(value: object, *path: str) -> datetime | None:
-    """Return the RFC 3339 time at a path, 1970 at the earliest; None for anything else, or without a zone."""
+    """Return the RFC 3339 time at a path, 1970 at the earliest; None after YEARS, without a zone and for anything else."""
     try:
         found = datetime.fromisoformat(text(value, *path))
-        return max(found.astimezone(UTC), LONG_AGO) if found.tzinfo else None
+        return max(found.astimezone(UTC), LONG_AGO) if found.tzinfo and found.year < YEARS.stop else None
     except (ValueError, OverflowError):
         return None
 
