@@ -56,7 +56,7 @@ def entries(value: object, *path: str) -> Iterator[Document]:
 
 
 def time(value: object, *path: str) -> datetime | None:
-    """Return the RFC 3339 time at a path, 1970 at the earliest; None after YEARS, without a zone and for anything else."""
+    """Return the RFC 3339 time at a path, 1970 at the earliest; None beyond YEARS, without a zone, or for no time."""
     try:
         found = datetime.fromisoformat(text(value, *path))
         return max(found.astimezone(UTC), LONG_AGO) if found.tzinfo and found.year < YEARS.stop else None
