@@ -237,6 +237,7 @@ def test_the_plugin_copies_the_model(chain: Chain, tmp_path: Path) -> None:
     assert f"{len(names)} files" in said
 
 
+@pytest.mark.slow
 def test_a_pod_serves_the_model(chain: Chain, tmp_path: Path) -> None:
     """The pod is ready once vLLM answers the kubelet's probe; then it completes a prompt by the job's name."""
     manifests, deployment = tmp_path / "served.yaml", f"deployment/{PPO}-serve"

@@ -32,6 +32,8 @@ ACTOR: Final = "actor"
 PROGRAM = "vllm.entrypoints.openai.api_server"
 DTYPES = {"FP32": "float32", "BF16": "bfloat16"}
 """vLLM's words for `training.precision`."""
+CPU_CACHE = 2**32
+"""Bytes of the KV cache on CPU. Without a number vLLM asks for 92 % of the host's memory, and ends if less is free."""
 STOP_SECONDS = 60.0
 """Seconds that vLLM has to end after a signal, before it is killed."""
 
@@ -53,7 +55,7 @@ def serve_until_stopped(place: str, *, host: str, port: int, options: Sequence[s
 
 def server_options(job: Job | None, *, on_gpu: bool) -> list[str]:
     """Return vLLM's options for a job's model, whose folder has chat template, tokenizer and end tokens."""
-    options = [] if on_gpu else ["--enforce-eager"]
+    options = [] if on_gpu else ["--enforce-eager", f"--kv-cache-memory-bytes={CPU_CACHE}"]
     if job is None:
         return options
     options.append(f"--dtype={DTYPES.get(job.spec.training.precision) or DTYPES['BF16' if on_gpu else 'FP32']}")
