@@ -45,7 +45,7 @@ class Speculation(Spec):
     frequencies, with the extra `suffix`. Draft: the likeliest tokens of a small model.
     """
     draft: Uri | None = None
-    """URI of the model of Draft, which stays as it is and has the actor's vocabulary; as models.actor.uri."""
+    """URI of the model of Draft, not job://; it has the actor's vocabulary and is not trained."""
     tokens: Annotated[int, Field(ge=1, le=32), WHOLE] = 4
     """Largest number of tokens drafted at a time."""
 
