@@ -34,6 +34,8 @@ class Cluster:
         self.folder = folder
         self.settings = Settings.load(folder)
         self.programs = Path(self.settings.programs)
+        self.states: list[Callable[[], str]] = []
+        """What else tests stand on; each says how it is when a wait has been in vain."""
         self._local = threading.local()
 
     # Programs
@@ -135,8 +137,8 @@ class Cluster:
         """Tell of every version of the objects of a list (LISTED, ADDED, MODIFIED or DELETED) until the end."""
         version = ""
         while not end.wait(0.05):
-            # A server that is away is looked for again.
-            with suppress(OSError, http.client.HTTPException, AssertionError):
+            # A server that is away is looked for again; one that is killed may have sent a part of a line (ValueError).
+            with suppress(OSError, http.client.HTTPException, AssertionError, ValueError):
                 if not version:
                     listed = self.expect("GET", path)
                     for each in listed["items"]:
@@ -167,6 +169,7 @@ class Cluster:
             pause = min(1.5 * pause, 0.4)  # a server that many ask all the time has no time for what they wait for
         raise AssertionError(
             f"not within {seconds:.0f} s: {what or condition} (last: {last!r}){self._ended_programs()}"
+            + "".join(f"\n{state()}" for state in self.states)
         )
 
     def _ended_programs(self) -> str:

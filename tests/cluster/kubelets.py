@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -15,6 +14,8 @@ from rlhf_operator import names
 from tests.cluster.client import Cluster
 from tests.cluster.lifecycle import PODS, Document, Trainer
 from tests.cluster.settings import ROOT
+
+GONE = 404
 
 
 class Kubelets:
@@ -54,18 +55,22 @@ class Kubelets:
         job, uid = labels.get(names.JOB_NAME, ""), pod["metadata"]["uid"]
         path = f"{PODS.format(self._namespace)}/{name}"
         if "deletionTimestamp" in pod["metadata"]:
-            self._server.request("DELETE", f"{path}?gracePeriodSeconds=0")
+            status, answer = self._server.request("DELETE", f"{path}?gracePeriodSeconds=0")
+            assert status < 300 or status == GONE, f"{path}: {status} {answer}"  # `follow` tells of it again
         elif pod["spec"].get("nodeName") and uid not in self._begun:
             is_head = labels.get(names.ROLE) == names.CONTROLLER
             if is_head:
                 self.trainer(job).starts(int(labels[names.ATTEMPT]))
-            with suppress(AssertionError):  # it has gone meanwhile
+            try:
                 if labels.get(names.ROLE) == names.READER:
                     code, words = self._read(pod)
                     self._server.end_pod(self._namespace, name, code, message=words)
                 else:
                     self._server.run_pod(self._namespace, name, self.trainer(job).ip if is_head else "127.0.0.1")
-                self._begun.add(uid)
+            except AssertionError:
+                if self._server.request("GET", path)[0] != GONE:
+                    raise  # `follow` tells of it again
+            self._begun.add(uid)
 
     def _read(self, pod: Document) -> tuple[int, str]:
         """Exit code and last words of a reader's program, with the folders of its claims in the place of its mounts."""

@@ -21,6 +21,10 @@ from tests.patience import PATIENCE_SECONDS
 
 SECONDS_TO_START = PATIENCE_SECONDS
 SECONDS_TO_END = 30
+PROGRAM = (
+    "import faulthandler, signal; from rlhf_operator.main import main; faulthandler.register(signal.SIGUSR1); main()"
+)
+"""`rlhf-operator`, which prints where its threads are when it gets SIGUSR1."""
 
 
 class OperatorProcess:
@@ -36,7 +40,7 @@ class OperatorProcess:
         own = {"namespaces": [namespace], "leaseNamespace": namespace, "statusIntervalSeconds": 0.5}
         own["storage"] = {"size": "1Gi"}
         config.write_text(yaml.safe_dump({**own, **settings}))
-        self._command = [sys.executable, "-m", "rlhf_operator", "--config", str(config)]
+        self._command = [sys.executable, "-c", PROGRAM, "--config", str(config)]
         kubeconfig = user if isinstance(user, Path) else server.kubeconfig(user)
         self._command += ["--kubeconfig", str(kubeconfig), "--port", str(self.port)]
         self._command += ["--probes-port", str(self.probes_port)]
@@ -112,6 +116,14 @@ class OperatorProcess:
         lines = (self.get("/metrics") or "").splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{", name)))
 
+    def state(self) -> str:
+        """Whether it runs and is healthy, where its threads are, and the end of what it has printed."""
+        healthy = self.get("/healthz") is not None
+        if self.running:
+            self.send(signal.SIGUSR1)
+            time.sleep(1)
+        return f"operator: running {self.running}, healthy {healthy}\n{self.log()[-8000:]}"
+
     def log(self) -> str:
         """What it has printed since its first start."""
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
@@ -124,10 +136,12 @@ def operator(
     """A ready operator; whatever a test did with it, it ends with the test."""
     process = OperatorProcess(server, namespace, folder, user, **settings)
     process.start()
+    server.states.append(process.state)
     try:
         process.wait_until_ready()
         yield process
     finally:
+        server.states.remove(process.state)
         if process.running:
             process.send(signal.SIGCONT)
             process.kill()
