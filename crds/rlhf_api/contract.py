@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -137,10 +138,12 @@ def form_of(document: object, forms: Mapping[str, str], usual: str) -> str:
     return next((form for key, form in forms.items() if key in document), usual)
 
 
+@cache
 def _names(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
+@cache
 def _null_is_a_value(model: type[BaseModel]) -> frozenset[str]:
     """Return the names of a pydantic model's fields in which null is a value, since their default is not null."""
     return frozenset(

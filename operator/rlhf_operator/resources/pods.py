@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Final
 
 from rlhf_api.checks.pod_template import PodRole
@@ -51,7 +52,7 @@ class AttemptPods:
         """Name of the Kubernetes resource of this job's GPUs."""
         return self.settings.gpu_resource_of(self.job.spec.runtime)
 
-    @property
+    @cached_property
     def mounts(self) -> tuple[storage.Mount, ...]:
         """Mounts of all claims in the attempt's pods."""
         return storage.mounts(self.job, self.snapshot.inputs)
