@@ -58,6 +58,7 @@ NEIGHBOURS = f"{TRAINING}/test_a_row_does_not_depend_on_its_neighbours.py"
 LAYOUTS = f"{TRAINING}/test_losses_do_not_depend_on_ranks_micro_batches_or_padding.py"
 SHARED_ROWS = f"{LAYOUTS}::test_an_update_is_the_same_if_ranks_share_rows"
 BUNDLES = "tests/trainer/unit/test_rows_that_begin_alike_are_computed_together.py"
+TREES = "tests/trainer/unit/test_a_row_may_be_a_tree.py"
 COSTS = f"{TRAINING}/test_each_rank_computes_as_much.py::test_the_cost_of_a_row_is_half_of_a_layers_flops_by_hand"
 REDUCTIONS = f"{TRAINING}/test_an_update_is_one_step_and_one_reduction.py"
 ADAMW = f"{RATES}::test_moments_epsilon_and_decay_are_those_of_the_settings"
@@ -193,7 +194,7 @@ MUTATIONS = (
     training("optimizer", "weight_decay=settings.weight_decay", "weight_decay=0.0", ADAMW),
     training("head", "weighted / total if options.entropy", "weighted if options.entropy", HEAD),
     training("head", "own - log_total, entropies", "own - total.log(), entropies", HEAD),
-    training("model_input", "packed.flatten()[places - 1]", "packed.flatten()[places]", PACKING),
+    training("model_input", "of_texts[first[is_read] - 1]", "of_texts[first[is_read]]", PACKING),
     training("model_input", "packed[earlier, :size]", "packed[each, :size]", PACKING),
     training("attention", "triu(prompt + 1 - window)", "triu(prompt - window)", PACKING),
     training(
@@ -206,7 +207,9 @@ MUTATIONS = (
     training("model_input", "(each >= first) & (each < stop)", "(each > first) & (each < stop)", SHARED_ROWS),
     training("trainer", "self.mesh.layout.data * self.mesh.layout.context\n", "self.mesh.layout.data\n", SHARED_ROWS),
     training("sequence", "[Partial()]", "[Replicate()]", SHARED_ROWS),
-    training("batching", "tokens += totals[row] - sum(found)", "tokens += totals[row]", BUNDLES),
+    training("batching", "tokens += total - sum(found)", "tokens += total", BUNDLES),
+    training("branches", "last = int(before[start])", "last = start - 1", TREES),
+    training("prefix_tree", "(text.forks or", "(False or", TREES),
     training("batching", "* (self._parameters +", "* (0 *", COSTS),
     training("batching", "self._attention * lengths)", "self._attention)", COSTS),
     training(

@@ -17,10 +17,11 @@ from transformers import PreTrainedModel
 from rlhf_api.spec.job_spec import Training
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.expert_rows import expert_count
+from rlhf_trainer.training.branches import branches_in_order
 from rlhf_trainer.training.distributed import ModelMesh
 from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import MissingLayer
-from rlhf_trainer.training.prefix_tree import PrefixTree, keys_in_order
+from rlhf_trainer.training.prefix_tree import PrefixTree
 from rlhf_trainer.types import Batch, Fields
 
 
@@ -91,36 +92,38 @@ class Bundles:
 
     of_rows: Tensor
     """Index of the bundle that contains each row of the batch: int64 [B]."""
+    row_of_text: Tensor
+    """Index of the row of each text, or of each branch of a row that is a tree: int64 [texts]."""
     lengths: Tensor
-    """Number of tokens of each text of each row: int64 [texts, B]."""
+    """Number of tokens of each text: int64 [texts]."""
     shared: Tensor
-    """Number of tokens of each text of each row that another text of the bundle computes: int64 [texts, B]."""
+    """Number of tokens of each text that another text of the bundle computes: int64 [texts]."""
 
     @classmethod
     def of(cls, texts: Sequence[TokenBatch], *, token_budget: int, share: bool = True) -> Bundles:
         """Bundle rows by prefixes of their first text; a bundle has at most token_budget tokens, or one row.
 
-        share: whether rows share at all. Bundles are in the order of their first rows.
+        share: whether texts share at all. Bundles are in the order of their first rows.
         """
-        lengths = torch.stack([text.lengths for text in texts])
-        of_rows, shared, totals = torch.arange(lengths.shape[1]), torch.zeros_like(lengths), lengths.sum(0).tolist()
-        tree, tokens, first = PrefixTree(), 0, 0
-        for row, keys in keys_in_order(texts) if share else ():
-            found = [tree.add(key, row)[0] for key in keys]
-            tokens += totals[row] - sum(found)
+        of_rows, sizes = torch.arange(len(texts[0].lengths)), list[tuple[int, int, int]]()
+        tree, tokens, first = PrefixTree(shares=share), 0, 0
+        for row, branches in branches_in_order(texts):
+            found, total = [tree.add(each)[0] for each in branches], sum(each.size for each in branches)
+            tokens += total - sum(found)
             if not found[0] or tokens > token_budget:
-                tree, first = PrefixTree(), row
-                found = [tree.add(key, row)[0] for key in keys]
-                tokens = totals[row] - sum(found)
-            of_rows[row], shared[:, row] = first, torch.tensor(found)
+                tree, first = PrefixTree(shares=share), row
+                found = [tree.add(each)[0] for each in branches]
+                tokens = total - sum(found)
+            of_rows[row] = first
+            sizes += [(row, each.size, size) for each, size in zip(branches, found, strict=True)]
         numbers: dict[int, int] = {}
         in_order = [numbers.setdefault(first, len(numbers)) for first in of_rows.tolist()]
-        return cls(torch.tensor(in_order, dtype=torch.int64), lengths, shared)
+        return cls(torch.tensor(in_order, dtype=torch.int64), *torch.tensor(sizes, dtype=torch.int64).view(-1, 3).T)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sum values int64 [texts, B] over the texts and rows of each bundle: [bundles]."""
+        """Sum values int64 [texts] over the texts of each bundle: [bundles]."""
         count = int(self.of_rows.max()) + 1 if len(self.of_rows) else 0
-        return values.new_zeros(count).index_add(0, self.of_rows, values.sum(0))
+        return values.new_zeros(count).index_add(0, self.of_rows[self.row_of_text], values)
 
     @property
     def tokens(self) -> Tensor:

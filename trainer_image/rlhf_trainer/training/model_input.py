@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
+from rlhf_trainer.training.branches import branches_in_order, indices_of
 from rlhf_trainer.training.context import sum_of_parts
 from rlhf_trainer.training.head import Compare
-from rlhf_trainer.training.prefix_tree import PrefixTree, keys_in_order
+from rlhf_trainer.training.prefix_tree import PrefixTree
 from rlhf_trainer.training.routing import packed_experts
 from rlhf_trainer.types import Fields, concatenate
 
@@ -24,6 +28,8 @@ class TokenBatch:
     """Token ids of the texts: int64 [b, T], padded on the right."""
     lengths: Tensor
     """Number of tokens of each row without padding: int64 [b]."""
+    parents: Tensor | None = None
+    """Index in its row of the token before each token, int64 [b, T] (`PARENTS`); None: no row is a tree."""
     read: Tensor | None = None
     """Mask [b, T], above 0 at tokens whose log-probability is needed; None for a scorer, which scores every token."""
     temperature: float = 1.0
@@ -116,8 +122,9 @@ class Documents:
 class ModelInput:
     """Texts of a micro-batch, packed to one row of N tokens without their padding; a loss reads n of the tokens.
 
-    A prefix that texts have in common is packed once, with the first of them (`PrefixTree`); the others see its keys
-    and values. `unpacked` puts values of tokens back at their places in rows of T tokens, one text below the other.
+    A row that is a tree is several texts: its branches. A prefix that texts have in common is packed once, with the
+    first of them (`PrefixTree`); the others see its keys and values. `unpacked` puts values of tokens back at their
+    places in rows of T tokens, one `TokenBatch` below the other; a row's token has the value of its first branch.
     """
 
     tokens: Tensor
@@ -126,13 +133,13 @@ class ModelInput:
     """Position of each packed token in its text: int64 [1, N]."""
     documents: Documents
     shape: tuple[int, int]
-    """(rows, T) of the texts before packing, one text below the other."""
+    """(rows, T) of the rows before packing, one `TokenBatch` below the other."""
     padding: int
     """Number of filler tokens at the end of the packed row, which belong to no text."""
     whole: Tensor
-    """Indices of the m tokens of all texts, without padding, among the rows * T positions: int64 [m]."""
+    """Indices of the m tokens of all rows, without padding, among the rows * T positions: int64 [m], ascending."""
     packed: Tensor
-    """Index in the packed row of each token of `whole`: int64 [m]; texts that share a prefix have equal indices."""
+    """Index in the packed row of each token of `whole`: int64 [m]; rows that share a prefix have equal indices."""
     places: Tensor
     """Indices of the n tokens that a loss reads among the rows * T positions: int64 [n]."""
     before: Tensor
@@ -154,17 +161,21 @@ class ModelInput:
         """Pack texts to a multiple of `multiple`, and at least `at_least`, tokens; unread zeros fill the rest.
 
         The first token of a text is not read, as nothing predicts it. Texts that share a prefix with an earlier one
-        come last. share: whether texts share prefixes.
+        come last. share: whether texts share prefixes; if not, each branch of a tree is computed whole.
         """
         tokens = concatenate([text.tokens for text in texts])
-        lengths = torch.cat([text.lengths for text in texts])
         read = torch.zeros(tokens.shape)  # the temperature of each token that is read
         for text, rows in zip(texts, torch.split(read, [len(text.tokens) for text in texts]), strict=True):
             if text.read is not None:
-                rows[:, 1 : text.tokens.shape[1]] = text.temperature * (text.read[:, 1:] > 0)
-        column = torch.arange(tokens.shape[1])
+                rows[:, : text.tokens.shape[1]] = text.temperature * (text.read > 0)
+        in_order = [branch for _, branches in branches_in_order(texts) for branch in branches]
+        branches = sorted(in_order, key=attrgetter("number"))
+        sources = [indices_of(each.runs) + each.row * tokens.shape[1] for each in branches]
+        source, lengths = pad_sequence(sources, batch_first=True), torch.tensor([each.size for each in branches])
+        column = torch.arange(source.shape[1])
         inside = column < lengths[:, None]
-        shares = _shares(texts) if share else []
+        tree = PrefixTree(shares=share)
+        shares = [each for each in ((branch.number, *tree.add(branch)) for branch in in_order) if each[1]]
         shared = torch.zeros_like(lengths)
         for each, size, _ in shares:
             shared[each] = size
@@ -181,21 +192,25 @@ class ModelInput:
         documents = order[own[order] > 0]
         seen_tokens = torch.cat([packed[documents][inside[documents]], torch.arange(total, total + padding)])
         sizes = torch.stack([own, lengths])[:, documents]
-        places = (read * inside).flatten().nonzero()[:, 0]
+        of_texts = packed[inside]
+        whole, first = map(torch.from_numpy, np.unique(source[inside].numpy(), return_index=True))
+        temperature = read.flatten()[whole] * (column.expand_as(source)[inside][first] > 0)
+        is_read = temperature > 0
+        places = whole[is_read]
         teachers = [text.teacher for text in texts if text.teacher is not None]
         return cls(
-            tokens=torch.cat([tokens[order][computed], tokens.new_zeros(padding)])[None],
+            tokens=torch.cat([tokens.flatten()[source[order][computed]], tokens.new_zeros(padding)])[None],
             positions=torch.cat([computed.nonzero()[:, 1], torch.arange(padding)])[None],
             documents=Documents.of(pad(sizes, (0, int(padding > 0)), value=padding), seen_tokens if shares else None),
             shape=(tokens.shape[0], tokens.shape[1]),
             padding=padding,
-            whole=inside.flatten().nonzero()[:, 0],
-            packed=packed[inside],
+            whole=whole,
+            packed=of_texts[first],
             places=places,
-            before=packed.flatten()[places - 1],
+            before=of_texts[first[is_read] - 1],
             targets=tokens.flatten()[places],
-            temperature=read.flatten()[places],
-            experts=packed_experts(texts, packed, inside, shared=int(shared.sum()), total=total + padding),
+            temperature=temperature[is_read],
+            experts=packed_experts(texts, source[inside], of_texts, shared=int(shared.sum()), total=total + padding),
             entropy=any(text.entropy for text in texts),
             likeliest=texts[0].likeliest,
             teacher=concatenate(teachers).flatten(0, 1)[places] if teachers else None,
@@ -236,20 +251,6 @@ class ModelInput:
         zeros = values.new_zeros(rows * width, *values.shape[1:])
         own = zeros.index_copy(0, places, values).view(rows, width, *values.shape[1:])
         return sum_of_parts(own, self.documents.group)
-
-
-def _shares(texts: Sequence[TokenBatch]) -> list[tuple[int, int, int]]:
-    """Return (text, shared tokens, earlier text) for each text that shares a prefix; an earlier text comes first.
-
-    Texts are numbered one `TokenBatch` after the other.
-    """
-    tree, count = PrefixTree(), len(texts[0].lengths)
-    added = [
-        (number * count + row, *tree.add(key, number * count + row))
-        for row, keys in keys_in_order(texts)
-        for number, key in enumerate(keys)
-    ]
-    return [each for each in added if each[1]]
 
 
 def _on_device(value: Documents | ModelInput, device: torch.device) -> dict[str, Any]:

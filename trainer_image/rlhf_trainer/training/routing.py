@@ -98,22 +98,22 @@ class RoutingReplay:
 
 
 def packed_experts(
-    texts: Sequence[TokenBatch], packed: Tensor, inside: Tensor, *, shared: int, total: int
+    texts: Sequence[TokenBatch], source: Tensor, packed: Tensor, *, shared: int, total: int
 ) -> Tensor | None:
     """Pack the experts of texts as `ModelInput` packs the tokens: uint8 [total, E]; None if no text has any.
 
-    packed, inside: [rows, T], the index of each token in the packed row and whether it is one. A token that texts share
-    has the experts of the first of them that has any; a text's last token has none. `routing/prompts_differ` is the
-    share of the `shared` tokens, which other texts compute, that have other experts.
+    source, packed: int64 [m], the index of each text's tokens among the rows * T positions and in the packed row. A
+    token that texts share has the experts of the first of them that has any; a text's last token has none.
+    `routing/prompts_differ` is the share of the `shared` tokens, which other texts compute, that have other experts.
     """
     given = next((text.experts for text in texts if text.experts is not None), None)
     if given is None:
         return None
     none = given.new_zeros(1, 1, given.shape[2])
     every = (none.expand(*each.tokens.shape, -1) if each.experts is None else each.experts for each in texts)
-    experts = concatenate(list(every))
-    is_known = inside & (experts > 0).any(2)
-    known, places = experts[is_known], packed[is_known]
+    experts = concatenate(list(every)).flatten(0, 1)
+    is_known = (experts > 0).any(1)[source]
+    known, places = experts[source[is_known]], packed[is_known]
     first = torch.full((total,), len(known)).scatter_reduce(0, places, torch.arange(len(known)), "amin")
     found = torch.cat([known, none[0]])[first]
     recorder.mean("routing/prompts_differ", (known != found[places]).any(1).sum(), shared)

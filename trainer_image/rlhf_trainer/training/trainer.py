@@ -121,7 +121,7 @@ class ModelRunner:
             recorder.mean("padding/waste", float(given.padding), float(given.tokens.numel()))
             computed, whole = float(given.tokens.numel() - given.padding), float(len(given.whole))
             recorder.add("computed_tokens", computed)
-            recorder.mean("shared_tokens", whole - computed, whole)
+            recorder.mean("shared_tokens", max(0.0, whole - computed), whole)  # unshared branches repeat tokens
             if self.mesh.layout.context > 1:
                 given = given.part(self.mesh.coordinate("context"), self.mesh.context_group)
             micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given.to(device), rows=rows))

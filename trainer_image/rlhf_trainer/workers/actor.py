@@ -22,7 +22,7 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.model_input import TokenBatch
-from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.types import PARENTS, Batch, Fields, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_fields, text_of
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.generating_actor import GeneratingActor, OldLogProbs
@@ -32,7 +32,7 @@ FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest |probability ratio - 1| that rounding can explain in a step's first mini-batch, by compute type."""
 
 UPDATE_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "advantages")
-FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", ROUTED, TEACHER_TOKENS, *PRETRAIN_FIELDS)
+FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", PARENTS, ROUTED, TEACHER_TOKENS, *PRETRAIN_FIELDS)
 
 WEIGHTS = "rollout_weights"
 Loss = Callable[[Likelihood, Fields], Tensor]
@@ -141,7 +141,7 @@ class ActorWorker(GeneratingActor):
     def _texts_of(self, micro: Fields) -> list[TokenBatch]:
         """Return a micro-batch's model inputs: the responses and, if the job has them, the pretraining texts."""
         temperature = self.setting.job.spec.rollout.temperature
-        own = text_of(micro, text_fields(micro), temperature=temperature, entropy=True)
+        own = text_of(micro, text_fields(micro, ROUTED), temperature=temperature, entropy=True)
         if TEACHER_TOKENS in micro and isinstance(self._algorithm, Distilling):
             own = replace(own, teacher=micro[TEACHER_TOKENS], compare=self._algorithm.compare)
         return [own, text_of(micro, PRETRAIN_FIELDS)] if self._pretrain else [own]

@@ -35,7 +35,7 @@ from rlhf_trainer.training.rope import fix_rope
 from rlhf_trainer.training.saving import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
 from rlhf_trainer.training.sharding import ShardedModel, shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
-from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.types import PARENTS, Batch, Fields, register
 
 TEXT_FIELDS = ("tokens", "attention_mask", "response_mask")
 """Fields of a text: token ids of prompt and response, mask of the real tokens, mask of the response's tokens."""
@@ -259,38 +259,41 @@ class TrainedModel:
             self.trainer.state.load(f"{uri}/{self.setting.role}")
 
 
-def text_fields(fields: Fields) -> tuple[str, ...]:
-    """Return the names of a response's text fields for `text_of`, with that of its experts if it has any."""
-    return (*TEXT_FIELDS, ROUTED) if ROUTED in fields else TEXT_FIELDS
+def text_fields(fields: Fields, *if_there: str) -> tuple[str, ...]:
+    """Return the names of a response's fields for `text_of`: with `PARENTS` and `if_there` where the batch has them."""
+    return (*TEXT_FIELDS, *(name for name in (PARENTS, *if_there) if name in fields))
 
 
 def text_of(
-    fields: Fields, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0, entropy: bool = False
+    fields: Fields, names: Sequence[str] | None = None, *, temperature: float = 1.0, entropy: bool = False
 ) -> TokenBatch:
     """Return the texts of a batch as model input; the model's output is read only at the response tokens.
 
-    names: of the text's fields, in the order of `TEXT_FIELDS`, and perhaps that of its experts.
+    names: of the text's fields, in the order of `TEXT_FIELDS`, and perhaps `PARENTS` and `ROUTED`; None: `text_fields`.
     """
-    tokens, attention, response, *experts = (fields[name] for name in names)
+    names = names or text_fields(fields)
+    tokens, attention, response = (fields[name] for name in names[: len(TEXT_FIELDS)])
+    parents, experts = (fields[name] if name in names else None for name in (PARENTS, ROUTED))
     return TokenBatch(
         tokens=tokens,
         lengths=attention.sum(1).long(),
+        parents=parents,
         read=response,
         temperature=temperature,
         entropy=entropy,
-        experts=experts[0] if experts else None,
+        experts=experts,
     )
 
 
 def log_probs_by(
-    model: ModelRunner, batch: Batch, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0
+    model: ModelRunner, batch: Batch, names: Sequence[str] | None = None, *, temperature: float = 1.0
 ) -> Tensor:
     """Return the log-probabilities float32 [B, T] of response tokens by the model, without gradient.
 
     names: of the text's fields, as in `text_of`.
     """
     return model.infer(
-        {name: batch[name] for name in names},
+        {name: batch[name] for name in names or text_fields(batch.fields)},
         lambda micro: [text_of(micro, names, temperature=temperature)],
         lambda found, _: found.log_probs,
     )

@@ -19,7 +19,7 @@ from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PRO
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.routing import RoutingReplay
-from rlhf_trainer.types import Batch, Fields, Marks, register
+from rlhf_trainer.types import PARENTS, Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_fields
 from rlhf_trainer.workers.reference import ActorWithReference
 from rlhf_trainer.workers.rollout import (
@@ -162,7 +162,9 @@ class GeneratingActor(ActorWithReference):
         """Send the weights of the current policy version, unless all generators have them."""
         self._sender.send(self.policy_version)
 
-    @register(THREE_D_PROTO, reads=SCORED_FIELDS, reads_if_there=(ROUTED,), adds=OLD, phase="scoring", row_by_row=True)
+    @register(
+        THREE_D_PROTO, reads=SCORED_FIELDS, reads_if_there=(PARENTS, ROUTED), adds=OLD, phase="scoring", row_by_row=True
+    )
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Return old_log_probs [B, T], before the first update, by the source `OldLogProbs`.
 
@@ -171,7 +173,7 @@ class GeneratingActor(ActorWithReference):
         self.begin_scoring(batch)
         if self._old_log_probs != "Pass":
             return {"old_log_probs": batch["rollout_log_probs"]} if self._old_log_probs == "Generator" else {}
-        names, temperature = text_fields(batch.fields), self.setting.job.spec.rollout.temperature
+        names, temperature = text_fields(batch.fields, ROUTED), self.setting.job.spec.rollout.temperature
         with self.routing_measured():
             old = log_probs_by(self.trainer, batch, names, temperature=temperature)
         if batch.size:  # a group may have none of this rank's rows

@@ -9,7 +9,7 @@ from rlhf_trainer.data.loaders import LabelledLoader, PairLoader
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.training.adapters import without_adapter
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
-from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.types import PARENTS, Batch, Fields, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, log_probs_by, side_log_probs
 
 REFERENCE_FIELDS, PAIR_REFERENCE_FIELDS = ("ref_log_probs",), ("ref_chosen", "ref_rejected")
@@ -23,7 +23,14 @@ class ReferenceWorker:
         self.setting = setting
         self._model = model or setting.frozen(setting.language_model())
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
+    @register(
+        THREE_D_PROTO,
+        reads=TEXT_FIELDS,
+        reads_if_there=(PARENTS,),
+        adds=REFERENCE_FIELDS,
+        phase="scoring",
+        row_by_row=True,
+    )
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Return ref_log_probs float32 [B, T] of the response tokens (`compute_ref_log_prob` of HybridFlow Table 4)."""
         temperature = self.setting.job.spec.rollout.temperature

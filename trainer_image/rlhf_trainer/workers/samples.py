@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.rewards.sample import Sample
-from rlhf_trainer.types import Batch
+from rlhf_trainer.training.branches import branches_of
+from rlhf_trainer.types import PARENTS, Batch
 
 SAMPLE_FIELDS = ("tokens", "attention_mask", "response_mask", "finished", "valid")
 COLUMNS = ("columns",)
@@ -36,13 +37,16 @@ def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sample:
-    """Decode one of this rank's rows; an episode's response is its last answer, and its prompt all text before."""
-    written = batch["response_mask"][row] > 0
-    later = (batch["attention_mask"][row] > 0) & ~written
-    between = later & (written.cumsum(0) > 0)
+    """Decode one of this rank's rows; an episode's response is its last answer, and its prompt all text before.
+
+    Of a row that is a tree only the branch with the row's last token is decoded.
+    """
+    here = torch.zeros(batch["tokens"].shape[1], dtype=torch.bool).index_fill(0, branches_of(batch, row)[-1], True)
+    written = here & (batch["response_mask"][row] > 0)
+    between = here & ~written & (written.cumsum(0) > 0)
     start = int(between.nonzero().max()) + 1 if between.any() else 0
     response = written & (torch.arange(len(written)) >= start)
-    prompt = (batch["attention_mask"][row] > 0) & ~response
+    prompt = here & ~response
     tokens, finished = batch["tokens"][row], bool(batch["finished"][row])
     answer = tokens[response].tolist()
     if finished and answer and answer[-1] in _added_tokens(tokenizer):
@@ -60,11 +64,15 @@ def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sam
 def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Return the answers and observations after the prompt of one of this rank's episodes, in order, as mappings.
 
-    text: decoded tokens; written: whether the model wrote the text; reward: the environment's reward for the text.
+    text: decoded tokens; written: whether the model wrote the text; reward: the environment's reward for the text. A
+    row that is a tree is cut where a branch begins, too.
     """
     written = batch["response_mask"][row] > 0
     start, end = int(written.int().argmax()), int(batch["attention_mask"][row].sum())
-    places = (written[start : end - 1] != written[start + 1 : end]).nonzero()[:, 0] + start + 1
+    is_cut = written[start : end - 1] != written[start + 1 : end]
+    if PARENTS in batch.fields:
+        is_cut |= batch[PARENTS][row, start + 1 : end] != torch.arange(start, end - 1)
+    places = is_cut.nonzero()[:, 0] + start + 1
     cuts = [start, *places.tolist(), end]
     return [
         {

@@ -1,0 +1,91 @@
+"""Branches of rows that are trees of tokens (`PARENTS`): each is a text of its own, from a first token to a leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlhf_trainer.types import PARENTS, Batch
+
+if TYPE_CHECKING:  # whose module imports this one
+    from rlhf_trainer.training.model_input import TokenBatch
+
+TOKEN = np.dtype(np.int32)
+Runs = Sequence[tuple[int, int]]
+"""Tokens of a branch as runs (start, stop) of neighbouring tokens of its row."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A text that a model reads: a row or, if the row is a tree, its tokens from a first token to a leaf."""
+
+    number: int
+    """Index among all branches: those of one `TokenBatch` after the other, row by row."""
+    row: int
+    """Index of the row among the rows of every `TokenBatch`, one below the other."""
+    runs: Runs
+    key: bytes
+    """Ids of the branch's tokens (`TOKEN`)."""
+    forks: bool
+    """Whether an earlier branch of the row has the first tokens of this one."""
+
+    @property
+    def size(self) -> int:
+        """Number of tokens of the branch."""
+        return len(self.key) // TOKEN.itemsize
+
+
+def branches_in_order(texts: Sequence[TokenBatch]) -> list[tuple[int, list[Branch]]]:
+    """Return (row, branches of all its texts) of all rows, sorted so that rows with common prefixes are neighbours."""
+    numbers, rows = count(), [list[Branch]() for _ in texts[0].lengths]
+    for position, text in enumerate(texts):
+        parents = [None] * len(rows) if text.parents is None else text.parents
+        for row, (ids, size, given) in enumerate(
+            zip(text.tokens.int().numpy(), text.lengths.tolist(), parents, strict=True)
+        ):
+            roots = set[int]()
+            for runs in runs_of(given, size):
+                key, root = b"".join(ids[start:stop].tobytes() for start, stop in runs), runs[0][0]
+                rows[row].append(Branch(next(numbers), position * len(rows) + row, runs, key, forks=root in roots))
+                roots.add(root)
+    return sorted(enumerate(rows), key=lambda each: [branch.key for branch in each[1]])
+
+
+def runs_of(parents: Tensor | None, size: int) -> list[Runs]:
+    """Return the branches of a row of `size` tokens, ordered by their leaves; the last ends with the row's last token.
+
+    parents: the row's `PARENTS`, int64 [T]; None: the row is one branch.
+    """
+    if parents is None or not size:
+        return [[(0, size)]]
+    before, place = parents[:size].numpy(), np.arange(size)
+    assert (before < place).all(), "the token before a token of a tree has a lower index"
+    starts = np.flatnonzero((before != place - 1) | (place == 0))
+    is_leaf = np.ones(size, dtype=bool)
+    is_leaf[before[before >= 0]] = False
+    found: list[Runs] = []
+    for leaf in np.flatnonzero(is_leaf).tolist():
+        runs, last = list[tuple[int, int]](), leaf
+        while last >= 0:
+            start = int(starts[starts.searchsorted(last, "right") - 1])
+            runs.insert(0, (start, last + 1))
+            last = int(before[start])
+        found.append(runs)
+    return found
+
+
+def indices_of(runs: Runs) -> Tensor:
+    """Return the indices in its row of a branch's tokens, int64 [tokens], ascending."""
+    return torch.cat([torch.arange(*run) for run in runs])
+
+
+def branches_of(batch: Batch, row: int) -> list[Tensor]:
+    """Return the branches of one of this rank's rows as indices of their tokens, in the order of `runs_of`."""
+    parents = batch[PARENTS][row] if PARENTS in batch.fields else None
+    return [indices_of(runs) for runs in runs_of(parents, int(batch["attention_mask"][row].sum()))]
