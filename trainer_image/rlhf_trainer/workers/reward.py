@@ -138,7 +138,7 @@ def last_branches(batch: Batch) -> Fields:
     here = torch.zeros_like(batch["attention_mask"])
     for row in range(batch.size):
         here[row, branches_of(batch, row)[-1]] = 1.0
-    order = here.argsort(1, descending=True, stable=True)
+    order = here.argsort(dim=1, descending=True, stable=True)
     return {name: field.gather(1, order) for name, field in {**fields, "attention_mask": here}.items()}
 
 
