@@ -16,6 +16,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 Value_co = TypeVar("Value_co", covariant=True)
 
 TRANSFER_MARK = "transfer"
+PARENTS = "parents"
+"""Batch field of rows that are trees: int64 [B, T], the index in the row of the token before each token in its branch.
+
+It is less than the token's own index, and -1 at the first token of a tree. Padding has any value. A row of a batch
+without the field is a text: each token follows the one before it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

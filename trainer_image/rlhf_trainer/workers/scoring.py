@@ -31,7 +31,7 @@ from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import STOPPED, Sample, Score
 from rlhf_trainer.rewards.verifiers import OPTIONS
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.types import Batch, Fields, Marks, register
+from rlhf_trainer.types import PARENTS, Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import WorkerSetting, with_step
 from rlhf_trainer.workers.reward import RewardWorker
 from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, TURN_FIELDS, as_bytes, real_rows, samples_of
@@ -87,7 +87,7 @@ class ScoringWorker:
     @register(
         SCORED_ONCE,
         reads=(*SAMPLE_FIELDS, "sampled"),
-        reads_if_there=(*COLUMNS, *TURN_FIELDS),
+        reads_if_there=(*COLUMNS, *TURN_FIELDS, PARENTS),
         adds=("scores", "valid", "response_mask"),
         phase="scoring",
     )
@@ -274,7 +274,7 @@ class JudgeWorker:
         for judge in self._judges.values():
             judge.ready()
 
-    @register(DP_PROTO, reads=SAMPLE_FIELDS, reads_if_there=(*SCORED, "costs", *COLUMNS))
+    @register(DP_PROTO, reads=SAMPLE_FIELDS, reads_if_there=(*SCORED, "costs", *COLUMNS, PARENTS))
     def judge(self, batch: Batch) -> list[JudgedRow]:
         """Return this rank's rows that are not padding, decoded and scored; `scored_valid` tells which got a reward."""
         samples, real = samples_of(batch, self._tokenizer), real_rows(batch)
