@@ -17,16 +17,19 @@ CHAT, COMPLETIONS, REWARD = "/v1/chat/completions", "/v1/completions", "/v1/rewa
 """Paths of requests for an answer to messages, for one to a text, and of a reward."""
 ONLY: Mapping[str, object] = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "top_logprobs": 0}
 """Parameter of a request -> its only value besides null; others would need another kind of answer."""
+KNOWN = {
+    *("model", "messages", "prompt", "tools", "max_tokens", "max_completion_tokens", "stop", "stream"),
+    *("stream_options", "logprobs", "user", "metadata", "store", *ONLY),
+}
+"""Parameters of a request that are read, or that change no answer."""
 NEUTRAL: Mapping[str, object] = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "logit_bias": {},
-    "seed": None,
     "response_format": {"type": "text"},
     "tool_choice": "auto",
+    "parallel_tool_calls": True,
 }
-"""Parameter of a request that would change how tokens are drawn -> the value that changes nothing."""
+"""Parameter of a request that is ignored -> its value that changes nothing, besides null."""
 MAX_STOPS = 16
 
 
@@ -56,7 +59,7 @@ class Request:
     streams: bool = False
     has_log_probs: bool = False
     ignored: Sequence[str] = ()
-    """Parameters that ask for other sampling than the job's, which holds all the same."""
+    """Parameters that ask for other answers than the job's sampling gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,7 @@ def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Ma
     """
     if body.get("model") not in (MODEL, model):
         raise RefusalError(404, f"there is no model {body.get('model')!r:.80}, expected {MODEL!r}")
+    own = {**NEUTRAL, **sampling}
     try:
         for name, only in ONLY.items():
             require(body.get(name) in (None, only), f"has {name} {body.get(name)!r:.60}, expected {only!r}")
@@ -91,7 +95,7 @@ def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Ma
             stop=_stops(body.get("stop")),
             streams=bool(body.get("stream")),
             has_log_probs=log_probs is not None and log_probs is not False,
-            ignored=[name for name, own in {**NEUTRAL, **sampling}.items() if body.get(name) not in (None, own)],
+            ignored=[name for name, value in body.items() if name not in KNOWN and value not in (None, own.get(name))],
         )
     except (BadValueError, RecursionError) as error:
         raise RefusalError(400, f"the request {error}") from error

@@ -110,7 +110,7 @@ class Proxy:
             if self._pending[key] >= MAX_PENDING:
                 raise RefusalError(429, f"{MAX_PENDING} requests of the episode wait for their answers")
         except RefusalError as refusal:
-            self._refused[key] += 1
+            self._refused[key] += key in self._keys
             headers = {"Retry-After": "1"} if refusal.status == 429 else {}
             return web.json_response(refusal.body, status=refusal.status, headers=headers)
         posted = Posted(key, request.path, body, self._loop.create_future())
