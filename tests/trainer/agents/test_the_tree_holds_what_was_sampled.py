@@ -131,18 +131,25 @@ def check(conversation: Conversation, found: Sequence[tuple[Call, Response, int]
 
 def test_random_conversations_become_trees() -> None:
     roots = branches = cut = 0
+    texts = set[tuple[int, ...]]()
     for number in range(CONVERSATIONS):
         conversation, found = play(random.Random(number), Letters())
         check(conversation, found)
         roots += conversation.tree.parents.count(-1) > 1
         branches += conversation.tree.branches > 1
         cut += bool(conversation.limit)
-        before = conversation.prompt
+        most = len(conversation.prompt) + conversation._most
         response = conversation.response(finished=True)
-        room = len(before) + len(response.tokens)
-        assert len(response.tokens) <= conversation._most
-        assert not response.tokens or response.written[-1]
-        assert all(-1 <= parent < room for parent in response.parents)
+        first, tree = len(conversation.prompt), conversation.tree
+        assert len(tree.tokens) == first + len(response.tokens) <= most
+        assert sum(tree.written) == sum(len(call.written) for call, *_ in found), "no answer is dropped"
+        assert tree.parents[:first] == list(range(-1, first - 1))
+        leaves = {*range(len(tree.tokens))} - {*tree.parents}
+        assert all(tree.written[leaf] for leaf in leaves), "each branch is learned from"
+        for call, *_ in found:
+            texts.add((*call.prompt, *call.written))
+        assert {tuple(tree.tokens[each] for each in branch_of(tree.parents, leaf)) for leaf in leaves} <= texts
+        texts.clear()
     assert min(roots, branches, cut) > CONVERSATIONS / 100, "all kinds are there"
 
 

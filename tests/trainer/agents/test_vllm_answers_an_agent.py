@@ -38,7 +38,7 @@ def play(folder: str, ranks: int) -> tuple[list[Played], int, float]:
     engine.load_weights(cut(weights, holds := engine.held_shards()), holds)
     engine.wake_cache()
     engine.version = 5
-    wrote, prompts, begin, step = [], dict[int, Any](), engine.begin, engine.step
+    wrote, prompts, begin, step = list[Any](), dict[int, Any](), engine.begin, engine.step
 
     def noted_begin(number: int, prompt: Any, *arguments: Any, **options: Any) -> None:
         prompts[number] = prompt

@@ -70,7 +70,7 @@ def parallel(_: Row) -> dict[str, float]:
     async def calls() -> None:
         async with AsyncOpenAI(max_retries=0) as asynchronous:
             create = asynchronous.chat.completions.create
-            other = {"role": "user", "content": "3+3?"}
+            other: Any = {"role": "user", "content": "3+3?"}
             found = await asyncio.gather(
                 *(create(model="policy", messages=[USER]) for _ in range(3)),
                 *(create(model="policy", messages=[other]) for _ in range(2)),
@@ -132,7 +132,8 @@ def tools(_: Row) -> float:
     first = ask([USER], tools=[ADD], logprobs=True)
     (choice,) = first.choices
     assert choice.finish_reason == "tool_calls"
-    (call,) = choice.message.tool_calls or ()
+    assert choice.message.tool_calls
+    call = choice.message.tool_calls[0]
     assert call.type == "function"
     assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"one": 2})
     assert choice.logprobs

@@ -6,6 +6,7 @@ No answer is encoded again. A call that goes on from an earlier one gets that ca
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate, compress
 from typing import Any
 
 from rlhf_trainer.agents.openai_format import Answer, RefusalError, Request, answer_message
@@ -49,11 +50,17 @@ class Tree:
         self.written += [answer is not None] * count
         return size + count - 1 if count else parent
 
-    def trim(self) -> None:
-        """Drop all tokens after the last that the model wrote."""
-        end = max((index + 1 for index, written in enumerate(self.written) if written), default=0)
-        for each in (self.tokens, self.parents, self.log_probs, self.versions, self.written):
-            del each[end:]
+    def prune(self) -> None:
+        """Drop the tokens after which the model wrote nothing, such as the prompt of a call without an answer."""
+        kept = list(self.written)
+        for index in reversed(range(len(kept))):
+            if kept[index] and self.parents[index] >= 0:
+                kept[self.parents[index]] = True
+        places = [count - 1 for count in accumulate(kept)]
+        self.parents = [parent if parent < 0 else places[parent] for parent in self.parents]
+        columns: tuple[list[Any], ...] = (self.tokens, self.parents, self.log_probs, self.versions, self.written)
+        for each in columns:
+            each[:] = compress(each, kept)
 
     @property
     def branches(self) -> int:
@@ -82,16 +89,15 @@ class Call:
 
     def rest_of(self, request: Request) -> list[ChatMessage] | str:
         """Return what a request adds to this call with its answer; nothing if it does not go on from there."""
-        if self.answer is None:
+        mine, prompt, answer = self.request.prompt, request.prompt, self.answer
+        if answer and isinstance(mine, str) and isinstance(prompt, str):
+            before = mine + answer["content"]
+            return prompt[len(before) :].removeprefix(self.stop) if prompt.startswith(before) else ""
+        if not answer or isinstance(mine, str) or isinstance(prompt, str) or request.tools != self.request.tools:
             return ""
-        mine, prompt, said = self.request.prompt, request.prompt, self.answer["content"]
-        if isinstance(mine, str) or isinstance(prompt, str):
-            is_text = isinstance(mine, str) and isinstance(prompt, str)
-            goes_on = is_text and prompt.startswith(mine + said)
-            return prompt[len(mine + said) :].removeprefix(self.stop) if goes_on else ""
-        before, rest = prompt[: len(mine)], prompt[len(mine) + 1 :]
-        goes_on = bool(rest) and before == mine and rest[0]["role"] != ASSISTANT and request.tools == self.request.tools
-        return rest if goes_on and _content(prompt[len(mine)]) == _content(self.answer) else ""
+        rest = prompt[len(mine) + 1 :]
+        goes_on = bool(rest) and prompt[: len(mine)] == mine and rest[0]["role"] != ASSISTANT
+        return rest if goes_on and _content(prompt[len(mine)]) == _content(answer) else ""
 
 
 def _content(message: ChatMessage) -> tuple[Any, ...]:
@@ -123,7 +129,7 @@ class Conversation:
 
     @property
     def prompt(self) -> Ids:
-        """Token ids of the first call's prompt; empty before it."""
+        """Token ids of the first call's prompt; after `response` that of the first call with an answer."""
         return self.tree.tokens[: self._first]
 
     def begin(self, request: Request) -> Call:
@@ -178,9 +184,11 @@ class Conversation:
         )
 
     def response(self, *, finished: bool) -> Response:
-        """Return the tokens after the first prompt, up to the last that the model wrote, as a response."""
-        self.tree.trim()
-        tree, first = self.tree, self._first
+        """Return the tree's tokens after `prompt` as a response; the conversation is over."""
+        tree = self.tree
+        tree.prune()
+        is_later = (tree.written[index] or parent != index - 1 for index, parent in enumerate(tree.parents))
+        self._first = first = next((index for index, later in enumerate(is_later) if later), 0)
         return Response(
             tokens=tree.tokens[first:],
             log_probs=tree.log_probs[first:],

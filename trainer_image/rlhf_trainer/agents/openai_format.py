@@ -128,7 +128,7 @@ def _stops(given: Any) -> list[str]:
 
 def answer_message(text: str, *, may_call: bool) -> ChatMessage:
     """Return an answer as a message; its calls of tools are `tool_calls`, unless one of them cannot be read."""
-    calls = []
+    calls = list[dict[str, Any]]()
     for each in CALL.findall(text) if may_call else ():
         try:
             call = json.loads(each)

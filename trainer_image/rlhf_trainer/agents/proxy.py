@@ -1,6 +1,6 @@
 """HTTP server between programs and the model, in OpenAI's format: one for each engine, in a thread of its own.
 
-It knows no engine. What programs send waits in a queue, in the order in which it came, until a loop takes it.
+It knows no engine: requests wait in a queue, in the order of their arrival, until a loop takes them.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ HOST, MAX_BYTES, MAX_PENDING = "127.0.0.1", 2**20, 32
 
 @dataclass(frozen=True, eq=False)
 class Posted:
-    """What a program has sent, and waits to be answered for."""
+    """Request of a program, which waits for the answer."""
 
     key: str
     path: str

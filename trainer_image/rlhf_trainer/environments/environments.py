@@ -193,22 +193,22 @@ def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[st
             try:
                 channel.close()
                 supervision.end_with_parent()
-                random.seed(command["seed"])  # forks of one process would all draw the same numbers
-                if "numpy" in sys.modules:
-                    sys.modules["numpy"].random.seed(command["seed"] % 2**32)
-                supervision.run_guarded(lambda: _play(theirs, make, command["arguments"]), theirs)
+                supervision.run_guarded(lambda: _play(theirs, make, command), theirs)
             finally:  # otherwise this process would continue as a copy of its parent
                 os._exit(1)
     return process
 
 
-def _play(channel: socket.socket, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def _play(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> None:
     """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns."""
     with suppress(OSError):
         os.setpgid(0, 0)
     code, mine = 1, os.getpid()
+    random.seed(command["seed"])  # a fork draws what no seed says, or what other forks draw, too
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(command["seed"] % 2**32)
     try:
-        episode = EpisodeServer(make, arguments)
+        episode = EpisodeServer(make, command["arguments"])
         with suppress(EOFError, OSError):
             answer = episode.answer(receive(channel))
             while os.getpid() == mine:  # else the environment forked and returned in both processes

@@ -1,6 +1,6 @@
 """Episodes of agents: programs of the user's call the model through a proxy, which an engine's first rank has.
 
-That rank tells the engine's other ranks what to generate, and gives them the episodes as they end.
+The first rank gives the other ranks of the engine its calls, and the episodes as they end.
 """
 
 import itertools
@@ -33,8 +33,8 @@ from rlhf_trainer.workers.samples import EPISODES, RAW_PROMPTS, as_bytes, from_b
 IDLE_SECONDS = 0.01
 """Seconds that an idle engine waits for a call before it looks for ended programs and new weights."""
 COUNTED = ("refused", "dropped", "program_seconds", "waiting_seconds", "model_seconds")
-"""Sums of an episode: requests that got an error, calls for whose answers the program did not wait, seconds without a
-call under way and, of the answered calls, seconds until the engine had the call, and from then to its answer.
+"""Sums of an episode: requests that got an error; calls whose program did not wait for the answer; seconds without a
+call under way; seconds of the answered calls before the engine had the call, and after it.
 """
 NOTHING = Response(tokens=(), log_probs=(), finished=False, versions=())
 Row = tuple[Mapping[str, Any], Ids]
@@ -57,7 +57,7 @@ class Played:
 
 @dataclass
 class Orders:
-    """What an engine's first rank has all its ranks do before the next token."""
+    """Changes that an engine's first rank has all ranks make before the next token."""
 
     begun: list[tuple[int, Ids, int, dict[str, Any]]] = field(default_factory=list)
     """Number, prompt, seed and options of each call that begins, as `GenerationEngine.begin` takes them."""
@@ -116,7 +116,8 @@ class Stage:
         """Running programs by the key of their episode."""
         self._calls: dict[int, tuple[Posted, Call, float]] = {}
         """Number -> call under way, and the time at which the engine got it."""
-        self._rows, self._waiting, self._orders = dict[int, Row](), deque[int](), Orders()
+        self._rows: Mapping[int, Row] = {}
+        self._waiting, self._orders = deque[int](), Orders()
         self._seed: Callable[[int, int], int] = lambda *_: 0
 
     def close(self) -> None:
@@ -124,7 +125,7 @@ class Stage:
         self._environments.close()
         self._proxy.close()
 
-    def play(self, rows: dict[int, Row], seed: Callable[[int, int], int]) -> None:
+    def play(self, rows: Mapping[int, Row], seed: Callable[[int, int], int]) -> None:
         """Have programs played for rows, by their numbers; seed: function of (row, number of a call)."""
         self._rows, self._seed, self._waiting = rows, seed, deque(rows)
 
