@@ -18,7 +18,7 @@ WORLDS = {
     "ranks": [TRAINER / folder for folder in ("training", "hybrid_engine", "checkpoint")],
     "pods": [PurePosixPath("tests/cluster/pods")],
     "api server": [PurePosixPath("tests/cluster/api")],
-    "engines": [TRAINER / folder for folder in ("generation", "rewards", "environments")],
+    "engines": [TRAINER / folder for folder in ("generation", "rewards", "environments", "agents")],
     "placement": [TRAINER / "placement", TRAINER / "elastic"],
 }
 """Folders whose tests share what is costly to make: a run of the chain, a cluster, a server of ranks; longest first."""

@@ -87,8 +87,8 @@ class Job(Spec):
 
     @property
     def has_reward(self) -> bool:
-        """Whether the responses of an RL job get a score from a reward or an environment."""
-        return self.spec.models.reward is not None or self.spec.rollout.environment is not None
+        """Whether the responses of an RL job get a score from a reward, an environment or an agent."""
+        return self.spec.models.reward is not None or self.spec.rollout.gives_reward
 
     def trained(self) -> tuple[Role, ...]:
         """Return the roles of the trained models, which have an optimizer."""
@@ -122,8 +122,8 @@ class Job(Spec):
     @property
     def may_replay_routing(self) -> bool:
         """Whether the actor's passes over responses take the generator's experts, if the actor has any."""
-        is_read = isinstance(self.spec.algorithm, PolicyGradient) and not self.generates_elsewhere
-        return is_read and self.spec.rollout.routing != "Recompute"
+        rollout, is_read = self.spec.rollout, isinstance(self.spec.algorithm, PolicyGradient)
+        return is_read and not self.generates_elsewhere and not rollout.agent and rollout.routing != "Recompute"
 
     @property
     def reference_is_actor(self) -> bool:

@@ -36,6 +36,7 @@ ALL = "{name: all, models: [actor, critic, reference, reward], slotsPerNode: 1}"
 POOLS = f"placement={{mode: Manual, pools: [{ALL}]}}"
 FUNCTION = "models.reward={entrypoint: a.b:c}"
 ENVIRONMENT, TOOLS = "rollout.environment={entrypoint: 'a:Env', arguments: {n: 1}}", "rollout.tools=['a:add']"
+AGENT, COMMAND = "rollout.agent={entrypoint: 'a:run', arguments: {n: 1}}", "rollout.agent={command: [python, a.py]}"
 VERIFIERS = "evaluation={data: {uri: hf://x}, samplesPerPrompt: 8, verifiers: [{name: right, verifier: {name: Math}}]}"
 JUDGE = "{judge: {url: 'http://c/v1', model: m, prompt: 'Rate {response}', arguments: {seed: 1}}}"
 PAIRWISE = "{judge: {url: 'http://c/v1', model: m, prompt: '{response_a} or {response_b}'}}"
@@ -223,6 +224,8 @@ RIGHT: dict[str, Case] = {
     ),
     "an environment and a reward": Case("PPO", (ENVIRONMENT, "rollout.maxTurns=2", "rollout.stepTimeoutSeconds=0.5")),
     "tools": Case("GRPO", (TOOLS,)),
+    "an agent instead of a reward": Case("GRPO", (AGENT, "models.reward=")),
+    "an agent and a reward": Case("RLOO", (COMMAND, FUNCTION, "rollout.maxTurns=2", "rollout.routing=Recompute")),
     "GSPO": Case("GRPO", ("algorithm.ratio=Sequence",)),
     "distillation": Case("Distillation", (ALONE, VERIFIERS, "algorithm.divergence=Forward", "algorithm.topK=8")),
     "distillation with a reward": Case("Distillation", ("rollout.keep=0.5", EVALUATION)),
@@ -665,6 +668,38 @@ WRONG: dict[str, Case] = {
     ),
     "a callback without a class": Case("PPO", ("outputs.callbacks=[{}]",), "spec.outputs.callbacks.0.entrypoint"),
     "tools of a data set": Case("Generate", (TOOLS,), "spec.rollout.tools"),
+    "an agent of nothing": Case("GRPO", ("rollout.agent={}", ALONE), "spec.rollout.agent"),
+    "an agent of two programs": Case(
+        "GRPO", ("rollout.agent={entrypoint: 'a:run', command: [python]}", ALONE), "spec.rollout.agent"
+    ),
+    "an agent that is no entry point": Case(
+        "GRPO", ("rollout.agent={entrypoint: run}", ALONE), "spec.rollout.agent.entrypoint"
+    ),
+    "a command without a program": Case("GRPO", ("rollout.agent={command: []}", ALONE), "spec.rollout.agent.command"),
+    "arguments of a command": Case(
+        "GRPO", ("rollout.agent={command: [python], arguments: {n: 1}}", ALONE), "spec.rollout.agent.arguments"
+    ),
+    "an agent and tools": Case("GRPO", (AGENT, TOOLS, FUNCTION), "spec.rollout.agent"),
+    "an agent and an environment": Case("GRPO", (AGENT, ENVIRONMENT, ALONE), "spec.rollout.agent"),
+    "an agent of PPO": Case("PPO", (AGENT, ALONE), "spec.rollout.agent"),
+    "an agent of VAPO": Case("VAPO", (AGENT, ALONE), "spec.rollout.agent"),
+    "an agent of ReMax": Case("ReMax", (AGENT, ALONE), "spec.rollout.agent"),
+    "an agent of REINFORCE++": Case("REINFORCEPP", (AGENT, ALONE), "spec.rollout.agent"),
+    "an agent of OnlineDPO": Case("OnlineDPO", (AGENT, FUNCTION), "spec.rollout.agent"),
+    "an agent of SFT": Case("SFT", (AGENT,), "spec.rollout"),
+    "an agent of a data set": Case("Generate", (AGENT,), "spec.rollout.agent"),
+    "an agent elsewhere": Case("GRPO", (ELSEWHERE, AGENT, ALONE), "spec.rollout.agent"),
+    "a reward model of an agent": Case("GRPO", (AGENT,), "spec.models.reward"),
+    "experts of an agent": Case("GRPO", (AGENT, ALONE, "rollout.routing=Replay"), "spec.rollout.routing"),
+    "a system prompt of an agent": Case(
+        "GRPO", (AGENT, ALONE, "data.systemPrompt=Be brief."), "spec.data.systemPrompt"
+    ),
+    "a template of an agent's prompts": Case(
+        "GRPO", (AGENT, ALONE, "data.promptTemplate='{{ prompt }}?'"), "spec.data.promptTemplate"
+    ),
+    "a program without end": Case(
+        "GRPO", (AGENT, ALONE, "rollout.stepTimeoutSeconds=1800"), "spec.rollout.stepTimeoutSeconds"
+    ),
     "no turns": Case("GRPO", (TOOLS, "rollout.maxTurns=0"), "spec.rollout.maxTurns"),
     "a step without end": Case("GRPO", (TOOLS, "rollout.stepTimeoutSeconds=1800"), "spec.rollout.stepTimeoutSeconds"),
     "the reward of an environment on a pool": Case(

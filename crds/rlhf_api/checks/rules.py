@@ -10,7 +10,7 @@ from typing import get_args
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-from rlhf_api.checks.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
+from rlhf_api.checks.code_rules import AGENT, ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
 from rlhf_api.checks.log_prob_rules import STALE, corrections, log_probs
 from rlhf_api.checks.parallel_rules import experts_of_actor, sizes_of_generation
 from rlhf_api.checks.rule import NAME, Rule, algorithm
@@ -20,7 +20,7 @@ from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
 from rlhf_api.spec.algorithm_table import ALGORITHMS
-from rlhf_api.spec.algorithms import Algorithm, Distilling, PolicyGradient, Writing
+from rlhf_api.spec.algorithms import ActorCritic, Algorithm, Distilling, PolicyGradient, Writing
 from rlhf_api.spec.job_spec import JobSpec, Training
 from rlhf_api.spec.rollout import Rollout
 
@@ -43,7 +43,7 @@ def _in_manifest(problem: Problem, spec: JobSpec) -> Problem:
 def used_roles(spec: JobSpec) -> tuple[Role, ...]:
     """Return the roles of the models that the algorithm trains, then of the models that it only reads."""
     roles, models = spec.algorithm.trained + spec.algorithm.frozen, spec.models
-    no_model = models.reward is not None or spec.algorithm.may_lack_reward or spec.rollout.environment is not None
+    no_model = models.reward is not None or spec.algorithm.may_lack_reward or spec.rollout.gives_reward
     is_left_out = {
         "reward": no_model and "reward" not in models.by_role(),
         "teacher": bool(models.teacher_endpoints) and models.teacher is None,
@@ -82,7 +82,7 @@ MAKES_DATA, MAY_LACK_REWARD = algorithm(lambda each: each.makes == "data"), algo
 REWARD = Field("models.reward").is_given
 MODELS_OF_SUM = Field("models.reward.sum").where(Field("reward.uri", "one").is_given)
 REWARD_MODEL = Field("models.reward.uri").is_given | (MODELS_OF_SUM.size() > 0)
-FORM = {"form": Field("models.reward.form").or_else("the environment's")}
+FORM = {"form": Field("models.reward.form").or_else("an episode's")}
 MODE = Field("placement.mode")
 SAME_SOURCE = (
     Field(f"models.reference.{field}").or_else("") == Field(f"models.actor.{field}").or_else("")
@@ -106,7 +106,7 @@ def _models() -> Iterator[Rule]:
     for role in ROLES:
         given = Field(f"models.{role}").is_given
         if role != "reference":
-            elsewhere = {"reward": MAY_LACK_REWARD | ENVIRONMENT, "teacher": ON_SERVERS}
+            elsewhere = {"reward": MAY_LACK_REWARD | ENVIRONMENT | AGENT, "teacher": ON_SERVERS}
             needed = _uses(role) & ~elsewhere[role] if role in elsewhere else _uses(role)
             yield Rule(f"models.{role}", needed.implies(given), "is missing, {name} needs it")
     rows, least = Field("algorithm.rows"), Field("algorithm.minReward")
@@ -202,6 +202,7 @@ def _sampling() -> Iterator[Rule]:
         "rollout.endpoints": ~ELSEWHERE,
         "rollout.environment": ~ENVIRONMENT,
         "rollout.tools": ~TOOLS,
+        "rollout.agent": ~AGENT,
         "data.order": ~Field("data.order").is_given,
     }.items():
         yield Rule(path, MAKES_DATA.implies(unused), "is not for {name}, which trains nothing and keeps what it writes")
@@ -215,7 +216,7 @@ def _sampling() -> Iterator[Rule]:
         yield Rule(path, Field(path) <= longest, message, {"longest": longest})
     measured = MAKES_DATA | Field("checkpoint.keepBest").is_given.implies(Field("evaluation.everySteps").is_given)
     yield Rule("checkpoint.keepBest", measured, "is {value}, but evaluation.everySteps is missing")
-    by_turn = algorithm(lambda each: "rewards" in signature(getattr(each, "advantage", print)).parameters)
+    by_turn = algorithm(_sums_over_rows)
     by_value = Field("algorithm.rewards.truncated") == "Value"
     plain = (Field("algorithm.rewards.normalization") == "None") & ~Field("algorithm.rewards.clip").is_given & ~by_value
     message = "has a normalization, clip or truncated: Value, but {name} learns from the rewards of single turns"
@@ -224,6 +225,24 @@ def _sampling() -> Iterator[Rule]:
     yield Rule("algorithm.rewards.truncatedValue", is_used, "is {value}, which is only for truncated: Value")
     mapped = (MODE == "Auto") & Field("models.actor").is_given & ~Field("models.actor.parallelism").is_given
     yield from sizes_of_generation(unless=mapped | APART)
+
+
+def _sums_over_rows(each: type[Algorithm]) -> bool:
+    return "rewards" in signature(getattr(each, "advantage", print)).parameters
+
+
+def _branches() -> Iterator[Rule]:
+    """Yield the rules for episodes of an agent, whose tokens are a tree."""
+
+    def learns(each: type[Algorithm]) -> bool:
+        by_token = issubclass(each, ActorCritic | Distilling) or _sums_over_rows(each)
+        return issubclass(each, PolicyGradient) and not by_token
+
+    names = choice(name for name, each in ALGORITHMS.items() if learns(each))
+    message = f"is for {names}; {{name}} needs rows of one text, and an episode may have branches"
+    yield Rule("rollout.agent", (AGENT & ONLINE & ~MAKES_DATA).implies(algorithm(learns)), message)
+    message = "is a model, which reads one text, and an episode of rollout.agent may have branches"
+    yield Rule("models.reward", AGENT.implies(~REWARD_MODEL), message)
 
 
 def _compares() -> Expression:
@@ -275,7 +294,7 @@ def _placement() -> Iterator[Rule]:
     any_speed = Field("placement.objective") == "throughput"
     yield Rule("placement.objective", auto | any_speed, "is for mode Auto only")
     yield Rule("placement.remap", auto | (Field("placement.remap") == "Never"), "is for mode Auto only")
-    modelled = (~REWARD & ~ENVIRONMENT & ~MAY_LACK_REWARD) | REWARD_MODEL
+    modelled = (~REWARD & ~ENVIRONMENT & ~AGENT & ~MAY_LACK_REWARD) | REWARD_MODEL
     for role in ROLES:
         placed = (pools.size() > 0) & _uses(role)
         homes = pools.where(Field("models", "one").contains(role)).size()
@@ -323,6 +342,7 @@ def _apart() -> Iterator[Rule]:
         "rollout.batchInvariant": ~(Field("rollout.batchInvariant") == True),  # noqa: E712 an expression
         "rollout.environment": ~ENVIRONMENT,
         "rollout.tools": ~TOOLS,
+        "rollout.agent": ~AGENT,
     }
     for path, unused in own.items():
         yield Rule(path, ELSEWHERE.implies(unused), "is for engines of the job's own, not for rollout.endpoints")
@@ -342,7 +362,7 @@ def _apart() -> Iterator[Rule]:
 
 PARTS = (
     *(_models, _shapes, experts_of_actor, _algorithm, _batches, _sampling, log_probs, corrections),
-    *(_lengths, _pretraining, _placement, _apart, distillation, user_code, pods, speculation),
+    *(_branches, _lengths, _pretraining, _placement, _apart, distillation, user_code, pods, speculation),
 )
 RULES = tuple(rule for part in PARTS for rule in part())
 

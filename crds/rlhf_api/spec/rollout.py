@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_api.contract import ENTRYPOINT, MAX_INTEGER, WHOLE, Count, Listed, Spec, Uri, Whole
+from rlhf_api.contract import ENTRYPOINT, MAX_INTEGER, WHOLE, Count, Identifier, Listed, Spec, Text, Uri, Whole
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.spec.functions import EntryPoint, ServiceUrl
+from rlhf_api.spec.functions import MAX_DEPTH, EntryPoint, JsonFields, ServiceUrl
 
 STREAM_SHARES = (0.5, 0.25, 0.125, 0.125)
 """Shares of a rank's responses in the groups that generation with `stream` hands on to scoring, one after the other.
@@ -50,6 +50,18 @@ class Speculation(Spec):
     """Largest number of tokens drafted at a time."""
 
 
+class AgentProgram(Spec):
+    """A program that plays an episode: it asks the model by OpenAI's API, at the URL in OPENAI_BASE_URL."""
+
+    entrypoint: str | None = Field(None, pattern=ENTRYPOINT, max_length=256)
+    """Your function, module.path:name, called with the row of the data; it returns a reward or None."""
+    arguments: JsonFields[Identifier] = Field(
+        default_factory=dict, description=f"Arguments of the function, by name; at most {MAX_DEPTH} levels deep."
+    )
+    command: Listed[Text] | None = Field(None, min_length=1, max_length=64)
+    """Command that reads the row as JSON from its standard input, and may post a reward to OPENAI_BASE_URL/reward."""
+
+
 class Rollout(Spec):
     """How responses are sampled."""
 
@@ -77,10 +89,12 @@ class Rollout(Spec):
         None, min_length=1, max_length=64
     )
     """Functions, module.path:function, that the model may call, as its chat template says."""
+    agent: AgentProgram | None = None
+    """A program of your own that asks the model by OpenAI's API, and may reward it."""
     max_turns: Count = 8
-    """Largest number of the model's answers in an episode; with an environment or tools."""
+    """Largest number of the model's answers in an episode; with an environment, tools or an agent."""
     step_timeout_seconds: float = Field(60.0, gt=0)
-    """Longest time of a step of the environment, or of the tools of a turn."""
+    """Longest time of a step of the environment, of the tools of a turn, or of an agent outside its calls."""
     max_staleness: Whole = 0
     """Largest number of updates by which a response may be behind the policy. Above 0 the rollout pool works ahead."""
     partial: Literal["Continue", "Restart"] | None = None
@@ -122,8 +136,13 @@ class Rollout(Spec):
 
     @property
     def has_turns(self) -> bool:
-        """Whether a response is an episode: the model's answers and, between them, those of an environment or tools."""
-        return self.environment is not None or self.tools is not None
+        """Whether a response is an episode: the model's answers to an environment, to tools or to an agent."""
+        return self.gives_reward or self.tools is not None
+
+    @property
+    def gives_reward(self) -> bool:
+        """Whether episodes may have a reward of their own: that of an environment or of an agent."""
+        return self.environment is not None or self.agent is not None
 
     @classmethod
     def sampling_restrictions(cls) -> dict[str, RestrictsSampling]:

@@ -152,9 +152,9 @@ def test_what_dies_after_its_answer_fails_when_it_is_asked_again() -> None:
     with environments("Where") as made:
         made.begin(0, seed=0)
         (before,) = asked(made, {0: ("reset", {})}).values()
-        psutil.Process(int(before.split()[1])).kill()
-        while psutil.pid_exists(int(before.split()[1])) and psutil.Process(int(before.split()[1])).status() != "zombie":
-            pass
+        own = psutil.Process(int(before.split()[1]))
+        own.kill()
+        psutil.wait_procs([own], timeout=PATIENT)
         assert made.answers(seconds=math.inf) == []
         assert asked(made, {0: ("step", "go")}) == {0: AnswerFailure("was ended by signal 9 (SIGKILL)")}
 
@@ -195,12 +195,37 @@ def test_no_episode_outlives_the_processes_before_it(which: int) -> None:
         made.ask(0, "step", "go")
         guard = max(psutil.Process().children(), key=psutil.Process.create_time)
         found = guard.children(recursive=True)
-        assert len(found) == 2, "the one that forks, and the episode"
+        assert len(found) == 3, "the one that forks, the episode's guard, and the episode"
         (guard if which else guard.children()[0]).kill()
         _, alive = psutil.wait_procs(found, timeout=PATIENT)
         assert not alive
         ((_, failure),) = made.answers(seconds=math.inf)
         assert isinstance(failure, AnswerFailure)
+
+
+def test_what_an_episode_leaves_ends_with_it() -> None:
+    with environments("Unruly") as made:
+        guard = max(psutil.Process().children(), key=psutil.Process.create_time)
+        made.begin(0, seed=0)
+        asked(made, {0: ("reset", {"does": "escape"})})
+        assert asked(made, {0: ("step", "go")}) == {0: [None, 1.0, True]}
+        assert len(guard.children(recursive=True)) == 4
+        made.end(0)
+        assert len(guard.children(recursive=True)) == 1
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_the_time_of_an_answer_can_be_paused(resumes: bool) -> None:
+    found: list[Any] = []
+    with environments("Sleeping", seconds=SHORT) as made:
+        made.begin(0, seed=0)
+        made.ask(0, "reset", {"seconds": 3 * SHORT})
+        made.pause(0)
+        if resumes:
+            made.resume(0)
+        while not found:
+            found = made.answers(seconds=1.0)
+    assert found == [(0, AnswerFailure("did not answer within 1.5 s") if resumes else None)]
 
 
 def test_random_numbers_are_of_the_episodes_seed() -> None:

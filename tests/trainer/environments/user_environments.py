@@ -68,6 +68,14 @@ def raise_(error: Exception) -> None:
     raise error
 
 
+def escape() -> tuple[None, float, bool]:
+    """Leave a program that is in no group and session of the episode."""
+    if os.fork() == 0:
+        os.setsid()
+        os.execlp("sleep", "sleep", "1000")
+    return None, 1.0, True
+
+
 class Unruly:
     """Does what its row says, in its first step."""
 
@@ -84,6 +92,7 @@ class Unruly:
             "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
             "hang": lambda: time.sleep(1000),
             "leave": lambda: subprocess.run(["sleep", "1000"], check=True),
+            "escape": escape,
             "lie": lambda: (None, float("nan"), True),
             "mumble": lambda: 7,
             "nothing": lambda: (None, 0.0, False),
@@ -97,6 +106,13 @@ class Throwing:
 
     def reset(self, _: dict[str, Any]) -> str:
         return f"{random.random()} {np.random.random()}"
+
+
+class Sleeping:
+    """Takes its time."""
+
+    def reset(self, row: dict[str, Any]) -> None:
+        time.sleep(row["seconds"])
 
 
 class Failing:

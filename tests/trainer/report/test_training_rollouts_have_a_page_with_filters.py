@@ -85,9 +85,48 @@ def test_an_episode_is_a_conversation_with_the_models_part(run: Write) -> None:
     page_of(folder)
     page, rows = rollouts_page(folder)
     assert [row["turns"] for row in rows] == [turns, [], [{"text": "None", "written": False, "reward": None}]]
-    assert "Indented is what an environment or a tool said, from which nothing is learned." in page.sections[""]
+    assert (
+        "Indented is what an environment, a tool or a program said, from which nothing is learned." in page.sections[""]
+    )
     page_of(run([rollout(1, 1)]))
     assert "Indented" not in rollouts_page(folder)[0].sections[""]
+
+
+def test_an_agents_episode_is_a_tree_with_its_counts(run: Write) -> None:
+    turns = [
+        {"text": "4", "written": True, "reward": 0.0, "after": -1},
+        {"text": "sure?", "written": False, "reward": 0.0, "after": 0},
+        {"text": "5", "written": True, "reward": 1.0, "after": None},
+    ]
+    episode = {"calls": 2, "branches": 2, "ignored": ["seed"], "program_seconds": 0.25}
+    folder = run([rollout(1, 0, turns=turns, episode=episode), rollout(1, 1, episode="none")])
+    page_of(folder)
+    _, rows = rollouts_page(folder)
+    assert rows[0]["turns"] == turns
+    assert rows[0]["episode"] == {"calls": 2.0, "branches": 2.0, "ignored": None, "program_seconds": 0.25}
+    assert rows[1]["episode"] == {}
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="runs the page's script by node")
+def test_a_branch_names_the_part_that_it_goes_on_from() -> None:
+    text = SCRIPT.read_text()
+    function = text[text.index("function turn") : text.index("\n}\n", text.index("function turn")) + 2]
+    turns = [(-1, 0), (0, 1), (0, 2), (None, 3), (-1, 4), (3, 5)]
+    asked = [
+        ({"text": "t", "written": True, "reward": 2.0 * (place == 4), "after": after}, place) for after, place in turns
+    ]
+    program = f"""const element = (tag, className, text, ...children) => text + children.join("");
+        {function}
+        console.log(JSON.stringify({json.dumps(asked)}.map(([one, place]) => turn(one, place))));"""
+    done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [
+        "t",
+        "t",
+        "t · part 3, a branch from part 1",
+        "t · part 4, a branch from another beginning",
+        "t · part 5, a branch from the prompt · reward 2",
+        "t · part 6, a branch from part 4",
+    ]
 
 
 def test_a_job_without_rollouts_has_no_such_page(run: Write) -> None:

@@ -17,11 +17,12 @@ from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.worker_specs import worker_specs
 from rlhf_trainer.telemetry import ENDPOINTS
+from rlhf_trainer.types import PARENTS
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.generating_actor import GeneratingActor, GeneratorWorker
 from rlhf_trainer.workers.rollout import RolloutWorker
-from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS
+from rlhf_trainer.workers.samples import COLUMNS, EPISODES, RAW_PROMPTS, TURN_FIELDS
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 
 ALL = [job for path in EXAMPLES for job in load(path, finished=FINISHED)]
@@ -30,6 +31,7 @@ FOLDERS: dict[Role, str] = dict.fromkeys(get_args(Role), "model")
 TRAINS = "{name: trains, models: [actor, reference, reward], slotsPerNode: 2}"
 APART = f"placement={{mode: Manual, pools: [{TRAINS}, {{name: writes, models: [rollout], slotsPerNode: 1}}]}}"
 ELSEWHERE = 'rollout.endpoints=["http://127.0.0.1:8000"]'
+FUNCTION = "models.reward={entrypoint: 'somewhere:score'}"
 TURNS = "rollout.environment={entrypoint: 'somewhere:Game'}"
 SWITCHES = {
     "in the actor's pool": ((), {}),
@@ -80,6 +82,21 @@ def test_only_the_generator_plays_episodes(overrides: Sequence[str]) -> None:
     assert plays == ({"rollout"} if overrides else {"actor"})
 
 
+@pytest.mark.parametrize("overrides", [(), (APART.replace(", reward", ""),)], ids=["in place", "apart"])
+def test_an_agents_episodes_are_trees_of_the_files_rows(overrides: Sequence[str]) -> None:
+    agent = "rollout.agent={command: [play]}"
+    specs = {
+        role: spec for workers in specs_of(grpo(FUNCTION, agent, *overrides)).values() for role, spec in workers.items()
+    }
+    mark = specs["rollout" if overrides else "actor"].transfers["generate_sequences"]
+    assert set(mark.adds or ()) >= {*TURN_FIELDS, PARENTS, EPISODES}
+    assert RAW_PROMPTS in mark.reads_if_there
+    for call in ("load_batch", "load_evaluation"):
+        assert RAW_PROMPTS in (specs["data"].transfers[call].adds or ())
+    assert PARENTS in specs["reward"].transfers["compute_reward"].reads_if_there
+    assert PARENTS in specs["judge"].transfers["judge"].reads_if_there
+
+
 def adds_turns(spec: WorkerSpec) -> bool:
     mark = spec.transfers["generate_sequences"]
     assert mark.adds
@@ -125,8 +142,7 @@ def test_a_model_with_its_own_tokenizer_reads_texts() -> None:
 
 
 def test_kept_rollouts_have_a_keeper_and_the_parts_of_rewards() -> None:
-    function = "models.reward={entrypoint: 'somewhere:score'}"
-    (specs,) = specs_of(grpo(function, "rollout.keep=0.5")).values()
+    (specs,) = specs_of(grpo(FUNCTION, "rollout.keep=0.5")).values()
     assert specs["rollouts"].arguments["file"].endswith("run/job/rollouts.jsonl")
     assert "reward_parts" in (specs["reward"].transfers["compute_reward"].adds or ())
 

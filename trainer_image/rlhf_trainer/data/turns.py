@@ -1,6 +1,7 @@
 """Encoding of an environment's messages as token ids to append to an answer's ids, which are not encoded anew."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,29 +23,37 @@ class TurnEncoder:
         self._template = Template(tokenizer, ends)
         self._texts_are_messages = self._has_template and chat_template != "Never"
 
-    def prompt(self, given: str | list[ChatMessage]) -> Ids:
-        """Return the ids of an episode's first messages, up to the answer. DataError if the template refuses them."""
+    def prompt(self, given: str | list[ChatMessage], tools: Sequence[Any] = ()) -> Ids:
+        """Return the ids of an episode's first messages, up to the answer. DataError if the template refuses them.
+
+        tools: definitions for the template, which may write none.
+        """
         messages = self._as_messages(given)
         if isinstance(messages, str):
             return self._template.opened(self._encoded(messages))
-        return self._encoded(self._rendered(messages))
+        return self._encoded(self._rendered(messages, tools))
 
-    def observation(self, given: str | list[ChatMessage]) -> Ids:
+    def observation(self, given: str | list[ChatMessage], *, ended: bool = True) -> Ids:
         """Return the token ids of an observation, from the end of an answer up to the model's next answer.
 
-        The template gets a made-up answer before the observation; the text after that answer is encoded.
+        The template gets a made-up answer before the observation; the text after that answer is encoded. ended: whether
+        the model wrote the end of its answer, so that the observation begins after it.
         """
         messages = self._as_messages(given)
         if isinstance(messages, str):
             return self._encoded(messages)
         rest = self._rendered([QUESTION, ANSWER, *messages]).rpartition(ANSWER["content"])[2]
-        end = self._template.ends.pattern.match(rest)
+        end = self._template.ends.pattern.match(rest) if ended else None
         return self._encoded(rest[end.end() :] if end else rest)
 
     def answer(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer without its end token; special tokens of tool calls are kept."""
         written = tokens[:-1] if tokens[-1] in self._template.ends.ids else tokens
         return str(self._tokenizer.decode(list(written), skip_special_tokens=False))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token alone."""
+        return [str(self._tokenizer.decode([token])) for token in tokens]
 
     def _as_messages(self, given: str | list[ChatMessage]) -> str | list[ChatMessage]:
         if isinstance(given, str):
@@ -53,9 +62,9 @@ class TurnEncoder:
             raise DataError("gave messages, but the tokenizer has no chat template; expected a text")
         return given
 
-    def _rendered(self, messages: list[ChatMessage]) -> str:
+    def _rendered(self, messages: list[ChatMessage], tools: Sequence[Any] = ()) -> str:
         try:
-            return self._template.render([read_message(each) for each in messages], (), is_prompt=True)
+            return self._template.render([read_message(each) for each in messages], tools, is_prompt=True)
         except BadValueError as error:
             raise DataError(f"gave a conversation that {error}") from error
 

@@ -1,17 +1,17 @@
 """Episodes with an environment of the user's: they answer in any order, each under a time limit.
 
 `Environments` is the trainer's end. A guarded process runs this module (`python -m`, so imports at its top are quick):
-it imports the user's modules once, and forks a process for each episode, with a socket of its own. So an episode that
-crashes or hangs ends alone, and the content of a module is in memory once.
+it imports the user's modules once, and forks a guarded process for each episode, with a socket of its own. So an
+episode that crashes or hangs ends alone, with all that it has started, and the content of a module is in memory once.
 """
 
 import asyncio  # imported before the forks: tens of milliseconds in each episode
 import inspect
 import json
+import math
 import os
 import random
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -22,7 +22,7 @@ from typing import Any
 
 from rlhf_trainer.rewards import supervision
 from rlhf_trainer.rewards.function import description_of, import_all, kind_of, number_of, place_of
-from rlhf_trainer.rewards.supervision import AnswerFailure, receive, send
+from rlhf_trainer.rewards.supervision import AnswerFailure, WrongAnswerError, receive, send
 
 POLL_SECONDS = 0.001
 """Shortest wait in seconds for the answer of an episode that is late."""
@@ -34,7 +34,9 @@ class RunningEpisode:
 
     channel: socket.socket
     until: float | None = None
-    """Monotonic time by which the episode must answer; None: no request is pending."""
+    """Monotonic time by which the episode must answer; None: no request is pending; inf: its time is paused."""
+    left: float = 0.0
+    """Seconds that the episode had left for its answer when its time was paused."""
 
 
 class Environments:
@@ -84,6 +86,16 @@ class Environments:
         except OSError:
             self._failed.append((number, self._failure_of(number)))
 
+    def pause(self, number: int) -> None:
+        """Stop the time of an episode's request, as the trainer now works for the episode."""
+        if (episode := self._episodes.get(number)) and episode.until is not None:
+            episode.left, episode.until = episode.until - time.monotonic(), math.inf
+
+    def resume(self, number: int) -> None:
+        """Let the time of an episode's request go on."""
+        if (episode := self._episodes.get(number)) and episode.until is not None:
+            episode.until = time.monotonic() + episode.left
+
     def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
         """Return (number, answer or AnswerFailure) of each episode that has answered, failed, or is late.
 
@@ -102,7 +114,10 @@ class Environments:
         return found
 
     def end(self, number: int) -> str:
-        """End an episode's process and its descendants; returns how the process ended, empty if unknown."""
+        """End an episode's process and its descendants; returns how the process ended, empty if unknown.
+
+        The closed socket tells the episode's guard to kill them.
+        """
         if (episode := self._episodes.pop(number, None)) is None:
             return ""
         self._drop_request(episode)
@@ -129,7 +144,7 @@ class Environments:
     def _read(self, number: int) -> Any:
         """Return the answer of an episode whose socket has something to read, or an AnswerFailure."""
         episode = self._episodes[number]
-        left = (episode.until or 0.0) - time.monotonic()
+        left = min((episode.until or 0.0) - time.monotonic(), self._seconds)
         self._drop_request(episode)
         try:
             episode.channel.settimeout(max(left, POLL_SECONDS))
@@ -148,10 +163,6 @@ class Environments:
         return AnswerFailure(self.end(number) or "ended")
 
 
-class WrongAnswerError(Exception):
-    """Error for a value of a wrong type from a user's environment; the text follows the method's name in a sentence."""
-
-
 def serve(channel: socket.socket, entrypoints: str) -> None:
     """Import the modules, report a failure, and begin and end episodes until the trainer hangs up.
 
@@ -167,42 +178,37 @@ def serve(channel: socket.socket, entrypoints: str) -> None:
         while True:
             command = receive(channel)
             if "end" in command:
-                send(channel, {"code": _end(episodes.pop(command["end"]))})
+                process = episodes.pop(command["end"])
+                send(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])})
             else:
                 episodes[command["begin"]] = _begin(channel, found[0], command)
 
 
 def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> int:
-    """Fork an episode's process, in a process group of its own, and give it the socket sent after the command."""
+    """Fork an episode's guard, which forks its process, and give it the socket sent after the command."""
     _, (handle,), *_ = socket.recv_fds(channel, 1, 1)
     with socket.socket(fileno=handle) as theirs:
         process = os.fork()
         if process == 0:
-            channel.close()
-            supervision.end_with_parent()
-            random.seed(command["seed"])  # forks of one process would all draw the same numbers
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(command["seed"] % 2**32)
-            _play(theirs, make, command["arguments"])
-    with suppress(OSError):  # the child sets its group, too; one of the two is first
-        os.setpgid(process, process)
+            try:
+                channel.close()
+                supervision.end_with_parent()
+                supervision.run_guarded(lambda: _play(theirs, make, command), theirs)
+            finally:  # otherwise this process would continue as a copy of its parent
+                os._exit(1)
     return process
 
 
-def _end(process: int) -> int:
-    """Kill an episode's process and its process group; returns the process's exit code, -9 if it still ran."""
-    with suppress(OSError):
-        os.killpg(process, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
-def _play(channel: socket.socket, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def _play(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> None:
     """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns."""
     with suppress(OSError):
         os.setpgid(0, 0)
     code, mine = 1, os.getpid()
+    random.seed(command["seed"])  # a fork draws what no seed says, or what other forks draw, too
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(command["seed"] % 2**32)
     try:
-        episode = EpisodeServer(make, arguments)
+        episode = EpisodeServer(make, command["arguments"])
         with suppress(EOFError, OSError):
             answer = episode.answer(receive(channel))
             while os.getpid() == mine:  # else the environment forked and returned in both processes
@@ -260,6 +266,14 @@ def _step(found: Any) -> tuple[Any, float, bool]:
     return (None if done else _messages(observation)), number, bool(done)
 
 
+def _reward(found: Any) -> float | None:
+    """Check what an agent's program returned: a number, None, or a mapping with one of them as `reward`."""
+    try:
+        return number_of(found.get("reward") if isinstance(found, Mapping) else found)
+    except ValueError as error:
+        raise WrongAnswerError(f"as reward {error}") from None
+
+
 def _messages(found: Any) -> Any:
     """Check an observation, which is a text, messages with role and content, or None; returns it unchanged."""
     are_messages = isinstance(found, list) and all(
@@ -272,7 +286,12 @@ def _messages(found: Any) -> Any:
     return found
 
 
-ANSWERS: Mapping[str, Callable[[Any], Any]] = {"reset": _messages, "step": _step, "schemas": lambda found: found}
+ANSWERS: Mapping[str, Callable[[Any], Any]] = {
+    "reset": _messages,
+    "step": _step,
+    "run": _reward,
+    "schemas": lambda found: found,
+}
 """Method of an environment -> check that returns the method's result as JSON values; `schemas` is not checked."""
 
 

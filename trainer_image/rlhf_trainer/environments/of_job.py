@@ -9,27 +9,35 @@ from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.supervision import AnswerFailure
 
-TOOLS = "rlhf_trainer.environments.tools:Tools"
+TOOLS, AGENT = "rlhf_trainer.environments.tools:Tools", "rlhf_trainer.agents.programs:Agent"
 
 
 def subject_of(job: Job) -> str:
-    """Return the beginning of a sentence on a job's environment: the field of the manifest and the entry point."""
-    environment = job.spec.rollout.environment
-    return f"{_path(job)}: {environment.entrypoint}" if environment else f"{_path(job)}:"
+    """Return the beginning of a sentence on a job's episodes: the field of the manifest and the user's code."""
+    rollout, code = job.spec.rollout, ""
+    if rollout.environment:
+        code = rollout.environment.entrypoint
+    elif rollout.agent:
+        code = rollout.agent.entrypoint or " ".join(rollout.agent.command or ())
+    return f"{_path(job)}: {code}".rstrip()
 
 
 def _path(job: Job) -> str:
-    return f"{job.name}: spec.rollout.{'environment' if job.spec.rollout.environment else 'tools'}"
+    given = [field for field in ("environment", "agent") if getattr(job.spec.rollout, field)]
+    return f"{job.name}: spec.rollout.{(*given, 'tools')[0]}"
 
 
 def environments_of(job: Job) -> Environments:
-    """Return the `Environments` of a job, of its tools or of the user's class; the guarded process starts."""
+    """Return the `Environments` of a job: the user's class, tools, or the program of an agent; its process starts."""
     rollout = job.spec.rollout
     functions = list(rollout.tools or ())
     entrypoints: list[str] = [TOOLS, *functions]
     arguments: dict[str, Any] = {"functions": functions}
     if rollout.environment:
         entrypoints, arguments = [rollout.environment.entrypoint], rollout.environment.arguments
+    if rollout.agent:
+        entrypoints = [AGENT, *filter(None, [rollout.agent.entrypoint])]
+        arguments = rollout.agent.model_dump(mode="json")
     return Environments(entrypoints, arguments=arguments, seconds=rollout.step_timeout_seconds, path=_path(job))
 
 

@@ -47,6 +47,8 @@ class Response:
     """Experts of all tokens of prompt and response but the last, uint8 [tokens, E] (`ExpertRows`); None: not asked."""
     written: Sequence[bool] = ()
     """True for each token of an episode that the model wrote, False for the environment's; empty: the model's only."""
+    parents: Sequence[int] = ()
+    """Index in prompt and response of the token before each token in its branch, -1: none; empty: the one before it."""
 
 
 @dataclass(frozen=True)
@@ -269,15 +271,33 @@ class GenerationEngine:
                 ended(number, response)
         return [found[number] for number in range(len(prompts))]
 
-    def begin(self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool) -> None:
-        """Begin a response to a prompt, besides those being generated; `step` returns it with `number`."""
+    def begin(
+        self,
+        number: int,
+        prompt: Sequence[int],
+        seed: int,
+        *,
+        max_tokens: int,
+        greedy: bool,
+        stop: Sequence[str] = (),
+    ) -> None:
+        """Begin a response to a prompt, besides those being generated; `step` returns it with `number`.
+
+        stop: texts that end the response, too, with the token in which the first of them ends.
+        """
         if self._awake != {"weights", "kv_cache"}:
             raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
         rollout, ends = self._rollout, self._ends
         arguments = sampling_arguments(rollout, ends=ends, seed=seed, max_tokens=max_tokens, greedy=greedy)
-        sampling = self._vllm.SamplingParams(**arguments)
+        stopping = {"stop": list(stop), "detokenize": True} if stop else {}
+        sampling = self._vllm.SamplingParams(**arguments | stopping)
         sampling.output_kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self._add(number, _Request(prompt, sampling, []))
+
+    def abort(self, number: int) -> None:
+        """End a response that was begun; `step` does not return it, unless it has ended already."""
+        if self._requests.pop(number, None):
+            self._engine.llm_engine.abort_request([str(number)])
 
     def _add(self, number: int, request: _Request) -> None:
         self._requests[number] = request

@@ -119,7 +119,7 @@ def render_rollouts(name: str, jobs: Mapping[str, Rollouts]) -> str:
 
 def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of rollouts.jsonl as data for the page; a number that is not finite becomes None, null in JSON."""
-    parts, columns, turns = row.get("reward_parts"), row.get("columns"), row.get("turns")
+    parts, columns, turns, episode = (row.get(name) for name in ("reward_parts", "columns", "turns", "episode"))
     return {
         "job": job,
         "step": row["step"],
@@ -128,12 +128,15 @@ def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": shortened(row["prompt"], MAX_CHARACTERS),
         "response": shortened(row["response"], MAX_CHARACTERS),
         "columns": shortened(json.dumps(columns, ensure_ascii=False), MAX_CHARACTERS) if columns else "",
-        "parts": {str(name): _number(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
+        **{
+            name: {str(key): _number(value) for key, value in found.items()} if isinstance(found, dict) else {}
+            for name, found in {"parts": parts, "episode": episode}.items()
+        },
         "turns": [
             {
                 "text": shortened(str(turn.get("text")), MAX_CHARACTERS),
                 "written": bool(turn.get("written")),
-                "reward": _number(turn.get("reward")),
+                **{name: _number(turn.get(name)) for name in ("reward", "after") if name in (*turn, "reward")},
             }
             for turn in (turns if isinstance(turns, list) else [])
             if isinstance(turn, dict)

@@ -33,7 +33,10 @@ MAX_PARTS = 16
 OWN_FILES = (
     "<",
     importlib.__file__,
-    *(str(Path(__file__).parents[1] / each) for each in ("rewards/function.py", "rewards/supervision", "environments")),
+    *(
+        str(Path(__file__).parents[1] / each)
+        for each in ("rewards/function.py", "rewards/supervision", "environments", "agents")
+    ),
     str(Path(os.__file__).parent / "asyncio"),
     str(Path(sysconfig.get_path("purelib")) / "transformers"),
 )

@@ -53,6 +53,10 @@ class AnswerFailure:
     """Index of the sample at which the user code failed, if known."""
 
 
+class WrongAnswerError(Exception):
+    """Error for a value of a wrong type from a user's environment; the text follows the method's name in a sentence."""
+
+
 class UserProcess:
     """The guarded process of the user's entry points. It starts at once; after its end the next call starts another."""
 
@@ -176,9 +180,17 @@ def _read(channel: socket.socket, count: int) -> bytes:
 
 
 def guard(serve: Serve) -> None:
-    """Call `serve` in a forked process and guard it until its end; never returns. sys.argv: socket, entry points."""
+    """Call `serve` in a process that is guarded (`run_guarded`); never returns. sys.argv: socket, entry points."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
+    run_guarded(lambda: serve(channel, sys.argv[2]), channel)
+
+
+def run_guarded(run: Callable[[], None], channel: socket.socket) -> None:
+    """Call `run` in a forked process until its end, or until the other end of `channel` is closed; never returns.
+
+    Then this process kills all its descendants, and ends as that process did.
+    """
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans among the descendants become children of this process
     server = os.fork()
     if server == 0:
@@ -186,7 +198,7 @@ def guard(serve: Serve) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # SIG_IGN would be inherited by programs that the server starts
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        serve(channel, sys.argv[2])
+        run()
         os._exit(0)
     status = _await_end(server, channel)
     _end_descendants()

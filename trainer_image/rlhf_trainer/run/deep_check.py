@@ -285,6 +285,8 @@ class JobCheck:
             return
         first = data.sample(data.train, 0, RESPONSE)
         held_out = [data.sample(data.held_out, 0, RESPONSE)] if self._job.spec.evaluation else []
+        if self._job.spec.rollout.agent:
+            self._tried(try_environment, self._job, {})
         if self._job.spec.rollout.environment:
             calls = {"reset": {"prompt": first.prompt, **first.columns}, "step": RESPONSE}
             self._tried(try_environment, self._job, calls)

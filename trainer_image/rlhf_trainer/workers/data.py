@@ -20,7 +20,7 @@ from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.expectations import find_faults
-from rlhf_trainer.workers.samples import as_bytes, from_bytes
+from rlhf_trainer.workers.samples import RAW_PROMPTS, as_bytes, from_bytes
 
 PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")
 """Fields of the actor's pretraining texts (PPO-ptx), a text for each row: int64 and two masks [B, T]."""
@@ -83,9 +83,10 @@ class DataWorker:
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
         """Declare that `load_batch` adds `batch_fields`, and `load_evaluation` the fields of the job's loader."""
         spec = setting.job.spec
+        has_agent, has_pretrain = spec.rollout.agent is not None, spec.data.pretrain is not None
         adds = {
-            "load_batch": batch_fields(type(spec.algorithm), has_pretrain=spec.data.pretrain is not None),
-            "load_evaluation": LOADERS[spec.algorithm.data].fields,
+            "load_batch": batch_fields(type(spec.algorithm), has_pretrain=has_pretrain, has_agent=has_agent),
+            "load_evaluation": (*LOADERS[spec.algorithm.data].fields, *(RAW_PROMPTS,) * has_agent),
         }
         return {**marks, **{name: replace(marks[name], adds=fields) for name, fields in adds.items()}}
 
@@ -129,16 +130,18 @@ class DataWorker:
             chosen = slice(batch.start, batch.start + batch.size)
             texts = self._pretrain.batch(batch.step, batch_size=self._job.sequences_per_step, rows=chosen)
             fields |= {name: texts[name.removeprefix("pretrain_")] for name in PRETRAIN_FIELDS}
-        if self._job.spec.algorithm.makes == "data":
-            where = f"{self.train.path}: in a prompt or its tools "
-            fields["raw_prompts"] = self._json(self.train.prompts, rows["example"], where)
+        if self._job.spec.algorithm.makes == "data" or self._job.spec.rollout.agent:
+            fields[RAW_PROMPTS] = self._raw_prompts(self.train, rows["example"])
         return fields
 
     @register(DP_PROTO, adds=PromptLoader.fields, phase="data")
     def load_evaluation(self, batch: Batch) -> Fields:
         """Return this rank's held-out rows, with the fields of the job's loader."""
         rows = self._held_out_rows(batch)
-        return {name: rows[name] for name in LOADERS[self._job.spec.algorithm.data].fields}
+        fields = {name: rows[name] for name in LOADERS[self._job.spec.algorithm.data].fields}
+        if self._job.spec.rollout.agent:
+            fields[RAW_PROMPTS] = self._raw_prompts(self.held_out, rows["example"])
+        return fields
 
     @register(DP_PROTO, adds=("columns",), phase="data")
     def load_columns(self, batch: Batch) -> Fields:
@@ -181,6 +184,9 @@ class DataWorker:
     def _columns(self, loader: Loader, examples: Tensor) -> Tensor:
         return self._json(loader.columns, examples, f"{loader.path}.columns: ")
 
+    def _raw_prompts(self, loader: Loader, examples: Tensor) -> Tensor:
+        return self._json(loader.prompts, examples, f"{loader.path}: in a prompt or its tools ")
+
     def _json(self, rows_of: Callable[[Tensor], Sequence[Mapping[str, Any]]], examples: Tensor, where: str) -> Tensor:
         """Return `rows_of(examples)` as JSON, uint8 [B, C]; DataError that names `where` if JSON has no such value."""
         try:
@@ -189,13 +195,13 @@ class DataWorker:
             raise DataError(f"{self._job.name}: {where}{error}") from error
 
 
-def batch_fields(algorithm: type[Algorithm], *, has_pretrain: bool = False) -> tuple[str, ...]:
+def batch_fields(algorithm: type[Algorithm], *, has_pretrain: bool = False, has_agent: bool = False) -> tuple[str, ...]:
     """Return the names of a step's batch fields: of the algorithm's rows and, if `has_pretrain`, of pretraining texts.
 
-    A job that makes data has raw_prompts uint8 [B, C]: JSON of `Reader.prompt`, each prompt as written in the file.
+    A job that makes data or has an agent has `RAW_PROMPTS`: JSON of `Reader.prompt`, the prompt as written in the file.
     """
     pretrain = PRETRAIN_FIELDS if has_pretrain else ()
-    return (*LOADERS[algorithm.data].fields, *pretrain, *("raw_prompts",) * (algorithm.makes == "data"))
+    return (*LOADERS[algorithm.data].fields, *pretrain, *(RAW_PROMPTS,) * (has_agent or algorithm.makes == "data"))
 
 
 def _repeated(batch: Batch, times: int, fields_of: Callable[[slice], Fields]) -> Fields:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_api.job import Job
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.environments import Environments
@@ -259,7 +260,7 @@ class EpisodeResponder:
             if each.row is None:
                 report_end(row)
         Play(self._engine, self._environments, self._encoder, limits=limits, ended=report_end).play(episodes)
-        self._require_some()
+        require_some(self._job, [each.failure for each in episodes if each.row is not None])
         return [each.prompt for each in episodes], [each.response for each in episodes]
 
     def _episode(self, batch: Batch, row: int, prompt: Ids) -> Episode:
@@ -270,12 +271,16 @@ class EpisodeResponder:
             start = {"prompt": self._tokenizer.decode(prompt, skip_special_tokens=True), **columns}
         return Episode(prompt, lambda turn: response_seed(seed, batch.step, place, turn), start)
 
-    def _require_some(self) -> None:
-        """Warn of episodes whose environment failed; UserCodeError if all of several episodes of the rank failed."""
-        failures = [each.failure for each in self._episodes if each.failure]
-        if not failures:
-            return
-        subject, total = subject_of(self._job), sum(each.row is not None for each in self._episodes)
-        if total == len(failures) > 1:
-            raise UserCodeError(f"{subject} failed in all {total} episodes of a rank; in the first it {failures[0]}")
-        recorder.warn("episodes/failed", f"{subject} failed in {len(failures)} of {total} episodes: it {failures[0]}")
+
+def require_some(job: Job, reasons: Sequence[str]) -> None:
+    """Warn of episodes that failed; UserCodeError if all of several episodes of the rank did.
+
+    reasons: why each played episode failed, as the predicate of a sentence; empty if it did not.
+    """
+    failures = [each for each in reasons if each]
+    if not failures:
+        return
+    subject, total = subject_of(job), len(reasons)
+    if total == len(failures) > 1:
+        raise UserCodeError(f"{subject} failed in all {total} episodes of a rank; in the first it {failures[0]}")
+    recorder.warn("episodes/failed", f"{subject} failed in {len(failures)} of {total} episodes: it {failures[0]}")

@@ -26,16 +26,16 @@ from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.saving import disk_errors
-from rlhf_trainer.types import Batch, register
+from rlhf_trainer.types import PARENTS, Batch, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting
 from rlhf_trainer.workers.rollout import oldest_version
-from rlhf_trainer.workers.samples import from_bytes, sample_of, turns_of
+from rlhf_trainer.workers.samples import EPISODES, RAW_PROMPTS, from_bytes, sample_of, turns_of
 
 FILE = "responses.jsonl"
-WRITTEN_FIELDS = (*TEXT_FIELDS, "finished", "raw_prompts")
+WRITTEN_FIELDS = (*TEXT_FIELDS, "finished", RAW_PROMPTS)
 KEPT_FIELDS = (*TEXT_FIELDS, "finished", "policy_version", "scores")
 MISMATCH_FIELDS = ("old_log_probs", "rollout_log_probs")
-KEPT_IF_THERE = ("advantages", "costs", "columns", "reward_parts", "turn_rewards", *MISMATCH_FIELDS)
+KEPT_IF_THERE = ("advantages", "costs", "columns", "reward_parts", "turn_rewards", PARENTS, EPISODES, *MISMATCH_FIELDS)
 WORST_TOKENS = 10
 """Number of tokens of a step that are told for their mismatch between trainer and generator."""
 SEEDS = 2.0**56
@@ -112,7 +112,7 @@ class ResponseWriter:
         """Return the data set's row for one of this rank's responses."""
         sample, fields = sample_of(batch, row, self._tokenizer), batch.fields
         found: Row = {name: value for name, value in sample.columns.items() if name in self._columns}
-        found |= from_bytes(fields["raw_prompts"][row]) | {"response": sample.response}
+        found |= from_bytes(fields[RAW_PROMPTS][row]) | {"response": sample.response}
         if "scores" in fields:
             found["reward"] = float(batch["scores"][row])
         if "reward_parts" in fields and (parts := from_bytes(fields["reward_parts"][row])):
@@ -199,7 +199,8 @@ class RolloutKeeper:
     def _row(self, batch: Batch, row: int) -> dict[str, Any]:
         """Return the JSON object that the file gets for one of this rank's rows."""
         sample, fields, response = sample_of(batch, row, self._tokenizer), batch.fields, batch["response_mask"][row]
-        start, count = int((response > 0).int().argmax()), float(response.sum())
+        facts = from_bytes(fields[EPISODES][row]) if EPISODES in fields else {}
+        start, count = facts.get("prompt_tokens", int((response > 0).int().argmax())), float(response.sum())
         found: dict[str, Any] = {
             "step": batch.step,
             "row": sample.row,
@@ -211,6 +212,8 @@ class RolloutKeeper:
             turns = turns_of(batch, row, self._tokenizer)
             prompt = self._tokenizer.decode(batch["tokens"][row, :start], skip_special_tokens=True)
             found |= {"prompt": prompt, "response": "".join(turn["text"] for turn in turns), "turns": turns}
+        if facts:
+            found["episode"] = facts
         if "reward_parts" in fields and (parts := from_bytes(fields["reward_parts"][row])):
             found["reward_parts"] = parts
         if "costs" in fields:

@@ -27,10 +27,11 @@ from rlhf_trainer.training.batching import RowCosts
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
 from rlhf_trainer.training.models import LanguageModel, inner
 from rlhf_trainer.training.trainer import ModelRunner
-from rlhf_trainer.types import Batch, Fields, Marks, register
+from rlhf_trainer.types import PARENTS, Batch, Fields, Marks, register
+from rlhf_trainer.workers.agents import AgentResponder
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.episodes import EpisodeResponder, ResponseEnded
-from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS, real_rows, sample_of
+from rlhf_trainer.workers.samples import COLUMNS, EPISODES, RAW_PROMPTS, TURN_FIELDS, real_rows, sample_of
 from rlhf_trainer.workers.weight_links import (
     InPlaceWeights,
     InterruptingReceiver,
@@ -69,9 +70,11 @@ class Generation:
         self._spec, self._tokenizer, self._generator = setting.job.spec, tokenizer, generator
         self._agree_on_width, self._costs = agree_on_width, costs
         self.engine = None if isinstance(generator, Endpoints) else generator
-        self._episodes: EpisodeResponder | None = None
+        self._episodes: EpisodeResponder | AgentResponder | None = None
+        self._has_agent = self._spec.rollout.agent is not None
         if self.engine and environments:
-            self._episodes = EpisodeResponder(setting, tokenizer, self.engine, environments)
+            responder = AgentResponder if self._has_agent else EpisodeResponder
+            self._episodes = responder(setting, tokenizer, self.engine, environments)
         self._role = "rollout" if setting.job.generates_apart else "actor"
 
     def generate(self, batch: Batch, *, do_sample: bool, outlet: Outlet | None) -> Fields:
@@ -83,6 +86,8 @@ class Generation:
             fields = laid_out(prompts, responses, width=width, pad_token=int(self._tokenizer.pad_token_id))
             if self._expert_bytes:
                 fields[ROUTED] = stack_experts(responses, width=width, size=self._expert_bytes)
+            if self._has_agent:
+                fields[PARENTS] = stack_parents(prompts, responses, width=width)
             fields["response_mask"] = fields["response_mask"] * batch["valid"][rows][:, None]
             fields["sampled"] = torch.full((len(rows),), float(do_sample))
             return fields
@@ -110,7 +115,7 @@ class Generation:
     def _respond(
         self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded
     ) -> tuple[list[Ids], list[Response]]:
-        """Return the prompts, of which an environment may have changed some, and a response to each."""
+        """Return the prompts, of which an environment or an agent may have changed some, and a response to each."""
         if self._episodes:
             return self._episodes.respond(batch, prompts, greedy=greedy, ended=ended)
         seed = self._spec.training.seed
@@ -191,11 +196,14 @@ def start_engine(
 def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
     """Return a generating worker's transfer declarations; with turns it reads columns and adds `TURN_FIELDS`, too.
 
-    With routing replay it also adds the experts of tokens.
+    With an agent it reads prompts as they stand in the file, and adds the parents of tokens and facts on episodes. With
+    routing replay it adds the experts of tokens.
     """
-    mark, has_turns = marks["generate_sequences"], setting.job.spec.rollout.has_turns
-    reads = (*mark.reads_if_there, *COLUMNS * has_turns)
-    adds = (*(mark.adds or ()), *TURN_FIELDS * has_turns, *(ROUTED,) * setting.replays_routing)
+    mark, rollout = marks["generate_sequences"], setting.job.spec.rollout
+    has_turns, has_agent = rollout.has_turns, rollout.agent is not None
+    reads = (*mark.reads_if_there, *COLUMNS * has_turns, *(RAW_PROMPTS,) * has_agent)
+    adds = (*(mark.adds or ()), *TURN_FIELDS * has_turns, *(PARENTS, EPISODES) * has_agent)
+    adds = (*adds, *(ROUTED,) * setting.replays_routing)
     return {**marks, "generate_sequences": replace(mark, reads_if_there=reads, adds=adds)}
 
 
@@ -352,4 +360,13 @@ def stack_experts(responses: Sequence[Response], *, width: int, size: int) -> Te
     for row, response in enumerate(responses):
         if response.experts is not None:
             found[row, : len(response.experts)] = response.experts
+    return found
+
+
+def stack_parents(prompts: Sequence[Ids], responses: Sequence[Response], *, width: int) -> Tensor:
+    """Return the `PARENTS` of each row, int64 [rows, width]; a token of a prompt follows the token before it."""
+    found = torch.arange(-1, width - 1).repeat(len(prompts), 1)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        found[row, len(prompt) : len(prompt) + len(response.tokens)] = torch.tensor(response.parents, dtype=torch.int64)
+        found[row, len(prompt) + len(response.tokens) :] = -1
     return found

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,10 +16,12 @@ from rlhf_trainer.training.branches import branches_of
 from rlhf_trainer.types import PARENTS, Batch
 
 SAMPLE_FIELDS = ("tokens", "attention_mask", "response_mask", "finished", "valid")
+RAW_PROMPTS, EPISODES = "raw_prompts", "episodes"
+"""Batch fields of a job with an agent, uint8 [B, C]: prompts as they stand in the file, and `Played.facts`, as JSON."""
 COLUMNS = ("columns",)
 """Batch field with the data's further columns; only in batches of a job that names such columns."""
 TURN_FIELDS = ("turn_rewards", "played")
-"""Fields of episodes with an environment; only in batches of `episodes.EpisodeResponder`."""
+"""Fields of episodes; only in batches of `episodes.EpisodeResponder` and `agents.AgentResponder`."""
 
 
 def real_rows(batch: Batch) -> Tensor:
@@ -39,15 +42,14 @@ def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sample:
     """Decode one of this rank's rows; an episode's response is its last answer, and its prompt all text before.
 
-    Of a row that is a tree only the branch with the row's last token is decoded.
+    That is all text of the answer's branch, if the row is a tree.
     """
-    here = torch.zeros(batch["tokens"].shape[1], dtype=torch.bool).index_fill(0, branches_of(batch, row)[-1], True)
-    written = here & (batch["response_mask"][row] > 0)
-    between = here & ~written & (written.cumsum(0) > 0)
+    places = branches_of(batch, row)[-1]
+    written, tokens = batch["response_mask"][row, places] > 0, batch["tokens"][row, places]
+    between = ~written & (written.cumsum(0) > 0)
     start = int(between.nonzero().max()) + 1 if between.any() else 0
     response = written & (torch.arange(len(written)) >= start)
-    prompt = here & ~response
-    tokens, finished = batch["tokens"][row], bool(batch["finished"][row])
+    prompt, finished = ~response, bool(batch["finished"][row])
     answer = tokens[response].tolist()
     if finished and answer and answer[-1] in _added_tokens(tokenizer):
         answer.pop()  # an end token; one that is not special would be text
@@ -64,21 +66,23 @@ def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sam
 def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Return the answers and observations after the prompt of one of this rank's episodes, in order, as mappings.
 
-    text: decoded tokens; written: whether the model wrote the text; reward: the environment's reward for the text. A
-    row that is a tree is cut where a branch begins, too.
+    text: decoded tokens; written: whether the model wrote the text; reward: the environment's reward for the text. With
+    an agent also after: index of the turn that the text goes on from, -1 for the prompt, None for nothing.
     """
-    written = batch["response_mask"][row] > 0
-    start, end = int(written.int().argmax()), int(batch["attention_mask"][row].sum())
-    is_cut = written[start : end - 1] != written[start + 1 : end]
-    if PARENTS in batch.fields:
-        is_cut |= batch[PARENTS][row, start + 1 : end] != torch.arange(start, end - 1)
-    places = is_cut.nonzero()[:, 0] + start + 1
-    cuts = [start, *places.tolist(), end]
+    written, end = (batch["response_mask"][row] > 0).tolist(), int(batch["attention_mask"][row].sum())
+    facts = from_bytes(batch[EPISODES][row]) if EPISODES in batch.fields else {}
+    start = facts.get("prompt_tokens", written.index(True))
+    parents = batch[PARENTS][row].tolist() if facts else range(-1, end - 1)
+    forks = [place for place in range(start, end) if parents[place] != place - 1]
+    changes = {place for place in range(start + 1, end) if written[place] != written[place - 1]}
+    left = {parents[place] + 1 for place in forks if parents[place] >= start}
+    cuts = sorted({start, end, *changes, *forks, *left})
     return [
         {
             "text": tokenizer.decode(batch["tokens"][row, one:other], skip_special_tokens=True),
-            "written": bool(written[one]),
+            "written": written[one],
             "reward": float(batch["turn_rewards"][row, one:other].sum()),
+            **({"after": bisect(cuts, parents[one]) - 1 if parents[one] >= 0 else None} if facts else {}),
         }
         for one, other in itertools.pairwise(cuts)
     ]

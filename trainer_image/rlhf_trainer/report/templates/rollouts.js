@@ -32,15 +32,22 @@ function element(tag, className, text, ...children) {
   return made;
 }
 
-/* Of an episode: what the model wrote and learns from, with its reward, or what its environment said. */
-function turn(one) {
-  const reward = one.reward ? [element("span", "quiet small", ` · reward ${Number(one.reward.toPrecision(4))}`)] : [];
-  return one.written ? element("p", "text", one.text, ...reward) : element("p", "observed", one.text);
+/* Of an episode: what the model wrote and learns from, with its reward, or what its environment or its program said.
+   A turn that does not go on from the one before begins a branch. */
+function turn(one, place) {
+  const notes = one.reward && one.written ? [` · reward ${Number(one.reward.toPrecision(4))}`] : [];
+  if (one.after !== undefined && one.after !== place - 1) {
+    const from = one.after === null ? "another beginning" : one.after < 0 ? "the prompt" : `part ${one.after + 1}`;
+    notes.unshift(` · part ${place + 1}, a branch from ${from}`);
+  }
+  const spans = notes.map((text) => element("span", "quiet small", text));
+  return element("p", one.written ? "text" : "observed", one.text, ...spans);
 }
 
 function card(row) {
   const numbers = NUMBERS.map((name) => [name.replace("_", " "), row[name]]);
   numbers.splice(1, 0, ...Object.entries(row.parts).map(([name, value]) => ["· " + name, value]));
+  numbers.push(...Object.entries(row.episode).map(([name, value]) => [name.replace("_", " "), value]));
   const told = numbers.filter(([, value]) => value !== null)
     .map(([name, value]) => element("span", "", `${name} ${Number(value.toPrecision(4))}`));
   return element("article", "sample", "",

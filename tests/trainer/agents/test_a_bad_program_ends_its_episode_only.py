@@ -1,0 +1,102 @@
+"""Whatever a program does is one sentence, its row is counted, and nothing that it has started is left running."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.patience import PATIENCE_SECONDS
+from tests.trainer.agents.stage import Troupe
+
+FAILED = {
+    "ignores": "ended without an answer of the model",
+    "posts_twice": "gave two rewards",
+    "posts_and_returns": "gave two rewards",
+    "posts_nan": "posted as reward nan, expected a finite number (float32)",
+    "returns_text": "run gave as reward a value of type str, expected a number",
+}
+"""Behaviour of a program -> why nothing is learned from its episode."""
+SHORT = 1.5
+
+
+@pytest.fixture(scope="module")
+def troupe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
+    others = psutil.Process().children()
+    made = Troupe(tmp_path_factory.mktemp("agents"))
+    yield made
+    made.close()
+    assert not [each for each in psutil.Process().children() if each not in others]
+    assert not connections(made), "the server has ended"
+
+
+def processes() -> set[int]:
+    return {each.pid for each in psutil.Process().children(recursive=True)}
+
+
+def connections(troupe: Troupe) -> list[int]:
+    """The ports of the other ends of all sockets of the proxy."""
+    assert troupe.responder._stage
+    port = int(troupe.responder._stage._proxy.url.removesuffix("/v1").rpartition(":")[2])
+    found = [each for each in psutil.Process().net_connections("tcp") if each.laddr.port == port]
+    return [each.raddr.port if each.raddr else 0 for each in found]
+
+
+def test_failures_are_counted_and_others_go_on(troupe: Troupe) -> None:
+    *failed, broken, well = troupe.play(*({"does": each} for each in (*FAILED, "breaks", "plain")))
+    assert [each.failure for each in failed] == list(FAILED.values())
+    assert broken.failure.startswith("run raised ZeroDivisionError: division by zero (")
+    assert "user_agents.py:" in broken.failure
+    assert (well.failure, well.reward) == ("", 1.0)
+    assert troupe.batch["played"].tolist() == [0.0] * 6 + [1.0]
+    assert troupe.report.sums["episodes/failed"] == 6
+    first = f"tests.trainer.agents.user_agents:run failed in 6 of 7 episodes: it {FAILED['ignores']}"
+    assert troupe.report.warnings["episodes/failed"] == f"talk: spec.rollout.agent: {first}"
+
+
+def test_a_bad_request_gets_a_sentence(troupe: Troupe, tmp_path: Path) -> None:
+    (played,) = troupe.play({"does": "misused", "told": str(tmp_path / "told")})
+    assert (played.failure, played.reward, played.facts["calls"]) == ("", 1.0, 1)
+    assert (tmp_path / "told").read_text().splitlines() == [
+        "413 the request has more than 1048576 bytes",
+        "400 the request has a message of role 'user' with a part of type 'image_url'; only texts are read",
+        "400 the request has n 2, expected 1",
+        "400 the request has [0] as most tokens, expected a whole number, at least 1",
+        "400 the request holds nothing as messages, expected a list",
+        "400 the request has top_logprobs 3, expected 0",
+        "404 there is no model 'gpt-5', expected 'policy'",
+        "401 the key is that of no running episode",
+    ]
+    assert troupe.report.sums["episodes/refused"] == 7, "nobody knows whose the last one was"
+
+
+def test_a_closed_connection_ends_its_call(troupe: Troupe) -> None:
+    (played,) = troupe.play({"does": "hangs_up"})
+    assert (played.failure, played.reward, played.facts["calls"]) == ("", 1.0, 1)
+    assert (played.facts["dropped"], len(troupe.engine.aborted)) == (1, 1)
+    assert all(played.response.written), "nothing of the call is kept"
+
+
+def test_what_a_program_leaves_behind_is_ended(troupe: Troupe) -> None:
+    before = processes()
+    left, unfinished = troupe.play({"does": "leaves"}, {"does": "unfinished"})
+    assert (left.failure, unfinished.failure) == ("", "")
+    assert unfinished.facts["dropped"] == 1
+    assert processes() == before, "also what had a session of its own"
+    until = time.monotonic() + PATIENCE_SECONDS
+    while connections(troupe) != [0] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert connections(troupe) == [0], "the door alone is open"
+    assert not troupe.engine.is_busy
+
+
+def test_a_program_that_hangs_is_ended_alone(tmp_path: Path) -> None:
+    troupe = Troupe(tmp_path, seconds=SHORT)
+    before = processes()
+    hung, _ = troupe.play({"does": "hangs"}, None)
+    assert hung.failure == "did not answer within 1.5 s"
+    assert processes() == before
+    troupe.close()

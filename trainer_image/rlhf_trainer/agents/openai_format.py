@@ -1,0 +1,176 @@
+"""OpenAI's format: what a program sends to the proxy becomes a `Request`, and an `Answer` becomes JSON."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+from uuid import uuid4
+
+from rlhf_trainer.chat import ASSISTANT, BadValueError, ChatMessage, kind_of, read_message, read_tools, require
+from rlhf_trainer.environments.tools import CALL
+
+MODEL = "policy"
+"""Name of the model that is trained, for requests."""
+CHAT, COMPLETIONS, REWARD = "/v1/chat/completions", "/v1/completions", "/v1/reward"
+"""Paths of requests for an answer to messages, for one to a text, and of a reward."""
+ONLY: Mapping[str, object] = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "top_logprobs": 0}
+"""Parameter of a request -> its only value besides null; others would need another kind of answer."""
+KNOWN = {
+    *("model", "messages", "prompt", "tools", "max_tokens", "max_completion_tokens", "stop", "stream"),
+    *("stream_options", "logprobs", "user", "metadata", "store", *ONLY),
+}
+"""Parameters of a request that are read, or that change no answer."""
+NEUTRAL: Mapping[str, object] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "response_format": {"type": "text"},
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+}
+"""Parameter of a request that is ignored -> its value that changes nothing, besides null."""
+MAX_STOPS = 16
+
+
+class RefusalError(Exception):
+    """Error for a request that gets no answer; its text is a sentence for the program."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        """status: code of HTTP."""
+        super().__init__(sentence)
+        self.status = status
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Error object as OpenAI's clients expect it."""
+        return {"error": {"message": str(self), "type": "invalid_request_error", "param": None, "code": None}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Request for an answer of the model."""
+
+    prompt: list[ChatMessage] | str
+    """Messages (chat completions) or a text (completions)."""
+    tools: Sequence[Any] = ()
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    streams: bool = False
+    has_log_probs: bool = False
+    ignored: Sequence[str] = ()
+    """Parameters that ask for other answers than the job's sampling gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Answer of the model to a request."""
+
+    message: ChatMessage
+    """The answer as a message; with completions its content is the text."""
+    reason: Literal["stop", "length"]
+    prompt_tokens: int
+    pieces: Sequence[str]
+    """Text of each token of the answer."""
+    log_probs: Sequence[float]
+
+
+def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Mapping[str, object]) -> Request:
+    """Return what a request asks for; RefusalError for what the proxy does not do.
+
+    model: another name of the model than MODEL; sampling: the job's sampling by the names of OpenAI and vLLM.
+    """
+    if body.get("model") not in (MODEL, model):
+        raise RefusalError(404, f"there is no model {body.get('model')!r:.80}, expected {MODEL!r}")
+    own = {**NEUTRAL, **sampling}
+    try:
+        for name, only in ONLY.items():
+            require(body.get(name) in (None, only), f"has {name} {body.get(name)!r:.60}, expected {only!r}")
+        log_probs = body.get("logprobs")
+        require(log_probs in (None, 0, 1), "asks for log-probabilities of other tokens than the answer's")
+        return Request(
+            prompt=_messages(body.get("messages")) if path == CHAT else _text(body.get("prompt")),
+            tools=read_tools(body.get("tools")),
+            max_tokens=_max_tokens(body),
+            stop=_stops(body.get("stop")),
+            streams=bool(body.get("stream")),
+            has_log_probs=log_probs is not None and log_probs is not False,
+            ignored=[name for name, value in body.items() if name not in KNOWN and value not in (None, own.get(name))],
+        )
+    except (BadValueError, RecursionError) as error:
+        raise RefusalError(400, f"the request {error}") from error
+
+
+def _messages(given: Any) -> list[ChatMessage]:
+    require(isinstance(given, list) and bool(given), f"holds {kind_of(given)} as messages, expected a list")
+    return [read_message(each) for each in given]
+
+
+def _text(given: Any) -> str:
+    text = given[0] if isinstance(given, list) and len(given) == 1 else given
+    require(isinstance(text, str), f"holds {kind_of(text)} as prompt, expected one text")
+    return str(text)
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    given = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+    are_counts = all(type(each) is int and each > 0 for each in given)
+    require(are_counts, f"has {given!r:.60} as most tokens, expected a whole number, at least 1")
+    return min(given, default=None)
+
+
+def _stops(given: Any) -> list[str]:
+    stops = [given] if isinstance(given, str) else given or []
+    are_texts = isinstance(stops, list) and all(isinstance(each, str) and each for each in stops)
+    require(are_texts and len(stops) <= MAX_STOPS, f"has stop {given!r:.60}, expected up to {MAX_STOPS} texts")
+    return list(stops)
+
+
+def answer_message(text: str, *, may_call: bool) -> ChatMessage:
+    """Return an answer as a message; its calls of tools are `tool_calls`, unless one of them cannot be read."""
+    calls = list[dict[str, Any]]()
+    for each in CALL.findall(text) if may_call else ():
+        try:
+            call = json.loads(each)
+            function = {"name": str(call["name"]), "arguments": json.dumps(call.get("arguments") or {})}
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+            return {"role": ASSISTANT, "content": text}
+        calls.append({"index": len(calls), "id": f"call_{uuid4().hex}", "type": "function", "function": function})
+    if not calls:
+        return {"role": ASSISTANT, "content": text}
+    return {"role": ASSISTANT, "content": CALL.sub("", text).strip() or None, "tool_calls": calls}
+
+
+def object_of(request: Request, answer: Answer) -> dict[str, Any]:
+    """Return the JSON object of an answer; that of a request for a stream is the only event before its end."""
+    is_chat, written = not isinstance(request.prompt, str), len(answer.pieces)
+    kind = f"chat.completion{'.chunk' * request.streams}" if is_chat else "text_completion"
+    said = (
+        {"delta" if request.streams else "message": answer.message} if is_chat else {"text": answer.message["content"]}
+    )
+    log_probs = (_log_probs if is_chat else _log_probs_of_text)(answer) if request.has_log_probs else None
+    is_call = "tool_calls" in answer.message and answer.reason == "stop"
+    reason = "tool_calls" if is_call else answer.reason
+    return {
+        "id": f"{kind}-{uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [{"index": 0, **said, "finish_reason": reason, "logprobs": log_probs}],
+        "usage": {
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": written,
+            "total_tokens": answer.prompt_tokens + written,
+        },
+    }
+
+
+def _log_probs(answer: Answer) -> dict[str, Any]:
+    tokens = zip(answer.pieces, answer.log_probs, strict=True)
+    given = [{"token": piece, "logprob": each, "bytes": list(piece.encode(errors="replace"))} for piece, each in tokens]
+    return {"content": [{**each, "top_logprobs": []} for each in given]}
+
+
+def _log_probs_of_text(answer: Answer) -> dict[str, Any]:
+    offsets = list(accumulate(map(len, answer.pieces), initial=0))[:-1]
+    return {"tokens": answer.pieces, "token_logprobs": answer.log_probs, "top_logprobs": None, "text_offset": offsets}

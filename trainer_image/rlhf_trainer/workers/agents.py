@@ -1,0 +1,321 @@
+"""Episodes of agents: programs of the user's call the model through a proxy, which an engine's first rank has.
+
+The first rank gives the other ranks of the engine its calls, and the episodes as they end.
+"""
+
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_trainer.agents.conversation import Call, Conversation
+from rlhf_trainer.agents.openai_format import MODEL, REWARD, RefusalError, object_of, read_request
+from rlhf_trainer.agents.proxy import HOST, Posted, Proxy
+from rlhf_trainer.data.tokens import Ids
+from rlhf_trainer.data.turns import TurnEncoder
+from rlhf_trainer.environments.environments import Environments
+from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
+from rlhf_trainer.rewards.function import number_of
+from rlhf_trainer.rewards.supervision import AnswerFailure
+from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.types import Batch, Fields
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.episodes import MAX_EPISODES, ResponseEnded, require_some
+from rlhf_trainer.workers.samples import EPISODES, RAW_PROMPTS, as_bytes, from_bytes
+
+IDLE_SECONDS = 0.01
+"""Seconds that an idle engine waits for a call before it looks for ended programs and new weights."""
+COUNTED = ("refused", "dropped", "program_seconds", "waiting_seconds", "model_seconds")
+"""Sums of an episode: requests that got an error; calls whose program did not wait for the answer; seconds without a
+call under way; seconds of the answered calls before the engine had the call, and after it.
+"""
+NOTHING = Response(tokens=(), log_probs=(), finished=False, versions=())
+Row = tuple[Mapping[str, Any], Ids]
+"""Row of the data for a program, and the token ids of its prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """Episode that has ended, or a padding row, which is not played."""
+
+    prompt: Ids
+    """Token ids of the first call's prompt, or of the row's if there was no call."""
+    response: Response = NOTHING
+    reward: float = 0.0
+    failure: str = ""
+    """Reason why nothing is learned from the episode, as the predicate of a sentence; empty if it is."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Counts and seconds of the episode; empty for a padding row."""
+
+
+@dataclass
+class Orders:
+    """Changes that an engine's first rank has all ranks make before the next token."""
+
+    begun: list[tuple[int, Ids, int, dict[str, Any]]] = field(default_factory=list)
+    """Number, prompt, seed and options of each call that begins, as `GenerationEngine.begin` takes them."""
+    aborted: list[int] = field(default_factory=list)
+    ended: list[tuple[int, Played]] = field(default_factory=list)
+    """Row and result of each episode that has ended."""
+
+
+@dataclass
+class Program:
+    """Running program of an episode."""
+
+    row: int
+    conversation: Conversation
+    rewards: list[float] = field(default_factory=list)
+    failure: str = ""
+    facts: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    under_way: set[int] = field(default_factory=set)
+    """Numbers of the calls that the engine answers."""
+    since: float = field(default_factory=time.monotonic)
+    """Time from which no call was under way."""
+
+    def played(self, found: Any, prompt: Ids) -> Played:
+        """Return the ended episode; found: the program's result or failure; prompt: that of the row."""
+        talk, failure = self.conversation, self.failure
+        if isinstance(found, AnswerFailure):  # which is no failure after a limit
+            failure = failure or ("" if talk.limit else found.what)
+        elif found is not None:
+            self.rewards.append(found)
+        if len(self.rewards) > 1:
+            failure = "gave two rewards"
+        response = talk.response(finished=not talk.limit)
+        if not response.tokens and not failure:
+            failure = f"ended without an answer of the model{': ' * bool(talk.limit)}{talk.limit}"
+        counts = {"calls": talk.answered, "branches": talk.tree.branches, "prompt_tokens": len(talk.prompt)}
+        return Played(
+            prompt=talk.prompt or prompt,
+            response=response,
+            reward=sum(self.rewards) if response.tokens else 0.0,
+            failure=failure,
+            facts={**counts, "ignored": sorted(talk.ignored), **self.facts},
+        )
+
+
+class Stage:
+    """Programs of an engine, and their proxy, on the engine's first rank."""
+
+    def __init__(
+        self, environments: Environments, new_conversation: Callable[[], Conversation], requests: Mapping[str, Any]
+    ) -> None:
+        """Wait for the import of the user's module, and start the proxy. requests: options of `read_request`."""
+        environments.ready()
+        self._environments, self._new_conversation, self._requests = environments, new_conversation, requests
+        self._proxy, self._numbers = Proxy(), itertools.count()
+        self._programs: dict[str, Program] = {}
+        """Running programs by the key of their episode."""
+        self._calls: dict[int, tuple[Posted, Call, float]] = {}
+        """Number -> call under way, and the time at which the engine got it."""
+        self._rows: Mapping[int, Row] = {}
+        self._waiting, self._orders = deque[int](), Orders()
+        self._seed: Callable[[int, int], int] = lambda *_: 0
+
+    def close(self) -> None:
+        """End the programs and the proxy."""
+        self._environments.close()
+        self._proxy.close()
+
+    def play(self, rows: Mapping[int, Row], seed: Callable[[int, int], int]) -> None:
+        """Have programs played for rows, by their numbers; seed: function of (row, number of a call)."""
+        self._rows, self._seed, self._waiting = rows, seed, deque(rows)
+
+    def orders(self, *, is_idle: bool) -> Orders:
+        """Take what programs have sent, and return what follows; is_idle: whether to wait a little for a call."""
+        while self._waiting and len(self._programs) < MAX_EPISODES:
+            self._start(self._waiting.popleft())
+        ended = self._environments.answers(seconds=0)
+        for posted, is_gone in self._proxy.news(seconds=IDLE_SECONDS if is_idle and not ended else 0):
+            self._take(posted, is_gone=is_gone)  # before the ends: it was sent before
+        keys = {program.row: key for key, program in self._programs.items()}
+        for row, found in ended:
+            self._end(keys[row], found)
+        orders, self._orders = self._orders, Orders()
+        return orders
+
+    def answer(self, number: int, response: Response) -> None:
+        """Send a program the engine's response to its call."""
+        if number not in self._calls:
+            return
+        posted, call, begun = self._calls[number]
+        program = self._programs[posted.key]
+        program.facts["waiting_seconds"] += begun - posted.arrived
+        program.facts["model_seconds"] += time.monotonic() - begun
+        try:
+            answer = program.conversation.end(call, response)
+            posted.reply(object_of(call.request, answer), streams=call.request.streams)
+        except RefusalError as refusal:
+            self._refuse(program, posted, refusal)
+        self._forget(number)
+
+    def _start(self, row: int) -> None:
+        key = self._proxy.open()
+        self._programs[key] = Program(row, self._new_conversation())
+        variables = {"OPENAI_BASE_URL": self._proxy.url, "OPENAI_API_KEY": key, "OPENAI_MODEL": MODEL}
+        variables |= {name: f"{os.environ.get(name, '')},{HOST}" for name in ("NO_PROXY", "no_proxy")}
+        self._environments.begin(row, self._seed(row, 0))
+        self._environments.ask(row, "run", {"row": self._rows[row][0], "variables": variables})
+
+    def _take(self, posted: Posted, *, is_gone: bool) -> None:
+        if is_gone:
+            for number in [number for number, (each, *_) in self._calls.items() if each is posted]:
+                self._drop(number)
+        elif program := self._programs.get(posted.key):  # the program of an ended episode is killed
+            try:
+                (self._reward if posted.path == REWARD else self._begin)(program, posted)
+            except RefusalError as refusal:
+                self._refuse(program, posted, refusal)
+
+    def _begin(self, program: Program, posted: Posted) -> None:
+        request = read_request(posted.path, posted.body, **self._requests)
+        call, number, now = program.conversation.begin(request), next(self._numbers), time.monotonic()
+        if not program.under_way:
+            self._environments.pause(program.row)
+            program.facts["program_seconds"] += now - program.since
+        program.under_way.add(number)
+        self._calls[number] = posted, call, now
+        options = {"max_tokens": call.max_tokens, "stop": request.stop}
+        self._orders.begun.append((number, call.prompt, self._seed(program.row, call.number), options))
+
+    def _reward(self, program: Program, posted: Posted) -> None:
+        try:
+            reward = number_of(posted.body.get("reward"))
+            problem = "posted no reward" if reward is None else ""
+        except ValueError as error:
+            reward, problem = None, f"posted as reward {error}"
+        if reward is None:
+            program.failure = problem
+            raise RefusalError(400, f"the program {problem}")
+        program.rewards.append(reward)
+        posted.reply({"reward": reward})
+
+    def _refuse(self, program: Program, posted: Posted, refusal: RefusalError) -> None:
+        program.facts["refused"] += 1
+        posted.reply(refusal.body, status=refusal.status)
+
+    def _forget(self, number: int) -> None:
+        """Take a call from those under way; without another the program's time goes on."""
+        program = self._programs[self._calls.pop(number)[0].key]
+        program.under_way.discard(number)
+        if not program.under_way:
+            program.since = time.monotonic()
+            self._environments.resume(program.row)
+
+    def _drop(self, number: int) -> None:
+        """End a call for whose answer the program does not wait."""
+        self._programs[self._calls[number][0].key].facts["dropped"] += 1
+        self._forget(number)
+        self._orders.aborted.append(number)
+
+    def _end(self, key: str, found: Any) -> None:
+        """End an episode, and all that its program has left."""
+        program = self._programs[key]
+        program.facts["refused"] += self._proxy.forget(key)
+        for number in list(program.under_way):
+            self._drop(number)
+        program.facts["program_seconds"] += time.monotonic() - program.since
+        self._environments.end(program.row)
+        del self._programs[key]
+        self._orders.ended.append((program.row, program.played(found, self._rows[program.row][1])))
+
+
+class AgentResponder:
+    """Generator of responses that are episodes of the job's agent; it has the interface of an `EpisodeResponder`."""
+
+    def __init__(
+        self,
+        setting: WorkerSetting,
+        tokenizer: PreTrainedTokenizerBase,
+        engine: GenerationEngine,
+        environments: Environments,
+    ) -> None:
+        """environments: started; only those on an engine's first rank are used, and serve all ranks of the engine."""
+        self._job, self._engine = setting.job, engine
+        data, rollout = setting.job.spec.data, setting.job.spec.rollout
+        new_conversation = partial(
+            Conversation,
+            TurnEncoder(tokenizer, chat_template="Never", ends=setting.end_tokens(tokenizer)),
+            prompt_tokens=data.max_prompt_tokens,
+            tokens=data.max_response_tokens,
+            calls=rollout.max_turns,
+        )
+        sampling = {"temperature": rollout.temperature, **rollout.sampling_parameters(greedy=False)}
+        requests = {"model": setting.model.uri, "sampling": sampling}
+        self._stage = Stage(environments, new_conversation, requests) if engine.is_first else None
+        if not self._stage:
+            environments.close()
+        self._episodes: list[Played] = []
+
+    def close(self) -> None:
+        """End the programs and the proxy of this rank."""
+        if self._stage:
+            self._stage.close()
+
+    def turn_fields(self, fields: Fields) -> Fields:
+        """Return turn_rewards [B, T], played [B] and `EPISODES` of the last episodes; a reward is on the last token."""
+        rewards = torch.zeros_like(fields["response_mask"])
+        for row, each in enumerate(self._episodes):
+            rewards[row, len(each.prompt) + len(each.response.tokens) - 1] = each.reward
+        self._measure([each for each in self._episodes if each.facts])
+        played = torch.tensor([float(not each.failure) for each in self._episodes])
+        return {"turn_rewards": rewards, "played": played, EPISODES: as_bytes([each.facts for each in self._episodes])}
+
+    def _measure(self, started: Sequence[Played]) -> None:
+        recorder.add("episodes/failed", float(sum(bool(each.failure) for each in started)))
+        for name, fact in {"turns": "calls", "branches": "branches"}.items():
+            recorder.mean(f"episodes/{name}", sum(each.facts[fact] for each in started), len(started))
+        masked = sum(each.response.written.count(False) for each in started)
+        recorder.mean("episodes/masked_tokens", masked, len(started))
+        for name in ("refused", "dropped"):
+            recorder.add(f"episodes/{name}", float(sum(each.facts[name] for each in started)))
+        ignored = [each.facts["ignored"] for each in started if each.facts["ignored"]]
+        recorder.add("episodes/ignored", len(ignored))
+        if ignored:
+            path, names = f"{self._job.name}: spec.rollout.agent", ", ".join(sorted({*itertools.chain(*ignored)}))
+            recorder.warn(
+                "episodes/ignored", f"{path}: calls asked for {names}, but the job's sampling and template hold"
+            )
+
+    def respond(
+        self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded
+    ) -> tuple[list[Ids], list[Response]]:
+        """Return the prompts of the first calls and the episodes of this rank's rows; ended: called with each."""
+        engine, stage, seed = self._engine, self._stage, self._job.spec.training.seed
+        self._episodes = [Played(prompt=prompt) for prompt in prompts]
+        rows = {row: (_row_of(batch, row), prompts[row]) for row in range(len(prompts)) if batch["valid"][row] > 0}
+        for row in range(len(prompts)):
+            if row not in rows:
+                ended(row, prompts[row], NOTHING)
+        if stage:
+            stage.play(rows, lambda row, number: response_seed(seed, batch.step, batch.start + row, number))
+        left = len(rows)
+        while left:
+            orders = engine.agreed(stage.orders(is_idle=not engine.is_busy) if stage else None)
+            for number, prompt, its_seed, options in orders.begun:
+                engine.begin(number, prompt, its_seed, greedy=greedy, **options)
+            for number in orders.aborted:
+                engine.abort(number)
+            for row, played in orders.ended:
+                self._episodes[row] = played
+                ended(row, played.prompt, played.response)
+            left -= len(orders.ended)
+            for number, response in engine.step():
+                if stage:
+                    stage.answer(number, response)
+        require_some(self._job, [each.failure for each in self._episodes if each.facts])
+        return [each.prompt for each in self._episodes], [each.response for each in self._episodes]
+
+
+def _row_of(batch: Batch, row: int) -> dict[str, Any]:
+    """Return the row of the data for a program: its prompt as it stands in the file, and its named columns."""
+    fields = (name for name in (RAW_PROMPTS, "columns") if name in batch.fields)
+    return {key: value for name in fields for key, value in from_bytes(batch[name][row]).items()}
