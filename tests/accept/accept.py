@@ -33,6 +33,11 @@ WITH_A_TOOL = (
     Figure(job="calculator-grpo", name="reward_after", least=0.9),
     Figure(job="calculator-alone", name="reward_after", most=0.45),
 )
+AGENT = "examples/21-agent-grpo.yaml"
+BY_ITS_URL = (
+    Figure(job="agent-grpo", name="reward_before", most=0.7),
+    Figure(job="agent-grpo", name="reward_after", least=0.9),
+)
 LORA, LORA_GAIN = "examples/17-helpful-lora.yaml", 0.8
 """Of the win rate above a half, what adapters have to reach of what training all weights does."""
 RIGHT_SUMS = (
@@ -245,6 +250,11 @@ def verifiable_rewards(folder: Path) -> dict[str, Any]:
 def environment(folder: Path) -> dict[str, Any]:
     """GRPO with a calculator and without: summary.json, whose rewards are shares of right answers, held-out."""
     return _held_to(CALCULATOR, WITH_A_TOOL, folder / "environment")
+
+
+def agents(folder: Path) -> dict[str, Any]:
+    """GRPO of an agent with its own loop and calculator: summary.json, whose rewards are those of the program."""
+    return _held_to(AGENT, BY_ITS_URL, folder / "agents")
 
 
 def _held_to(example: str, figures: tuple[Figure, ...], output: Path) -> dict[str, Any]:
@@ -471,6 +481,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "clusters": clusters,
     "verifiable_rewards": verifiable_rewards,
     "environment": environment,
+    "agents": agents,
     "experts_and_context": experts_and_context,
     "streaming": streaming,
     "staleness": staleness,

@@ -66,5 +66,6 @@ class Environment:
 
     def _text(self, observation: Mapping[str, Any]) -> str:
         """Return what the model is shown of an observation."""
-        shown = observation if self._observation is None else observation.get(self._observation)
+        every = {name: value for name, value in observation.items() if name != "metadata"}
+        shown = every if self._observation is None else every.get(self._observation)
         return shown if isinstance(shown, str) and shown else json.dumps(shown)
