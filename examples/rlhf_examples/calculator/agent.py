@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from openai import BadRequestError, OpenAI
+from openai import OpenAI
 
 from rlhf_examples.calculator.tool import calculate
 
@@ -23,10 +23,7 @@ def run(row: Mapping[str, Any]) -> float:
     client = CLIENT.with_options(base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
     messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
     for _ in range(CALLS):
-        try:
-            answer = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages, tools=TOOLS)
-        except BadRequestError:  # the episode has no tokens left
-            break
+        answer = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages, tools=TOOLS)
         said = answer.choices[0].message
         if not said.tool_calls:
             return float((said.content or "").strip() == row["answer"])
