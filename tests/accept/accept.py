@@ -38,6 +38,11 @@ BY_ITS_URL = (
     Figure(job="agent-grpo", name="reward_before", most=0.7),
     Figure(job="agent-grpo", name="reward_after", least=0.9),
 )
+SAMPLED_IDS = (
+    "tests/trainer/agents/test_the_tree_holds_what_was_sampled.py",
+    "tests/trainer/agents/test_vllm_answers_an_agent.py",
+)
+"""Tests of 10,000 conversations on a scripted engine, and of 200 on vLLM."""
 LORA, LORA_GAIN = "examples/17-helpful-lora.yaml", 0.8
 """Of the win rate above a half, what adapters have to reach of what training all weights does."""
 RIGHT_SUMS = (
@@ -253,8 +258,14 @@ def environment(folder: Path) -> dict[str, Any]:
 
 
 def agents(folder: Path) -> dict[str, Any]:
-    """GRPO of an agent with its own loop and calculator: summary.json, whose rewards are those of the program."""
-    return _held_to(AGENT, BY_ITS_URL, folder / "agents")
+    """GRPO of an agent with its own loop and calculator; ids of random conversations are those that were sampled."""
+    row: dict[str, Any] = {"summary": _held_to(AGENT, BY_ITS_URL, folder / "agents")}
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SAMPLED_IDS]
+    done = subprocess.run(tests, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    row["ids"] = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode:
+        raise FellShortError("ids of agents' calls are not those that were sampled", row)
+    return row
 
 
 def _held_to(example: str, figures: tuple[Figure, ...], output: Path) -> dict[str, Any]:

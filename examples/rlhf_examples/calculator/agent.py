@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,29 +12,28 @@ from openai import OpenAI
 
 from rlhf_examples.calculator.tool import calculate
 
-CALLS = 3
-PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
-TOOLS: Any = [{"type": "function", "function": {"name": "calculate", "parameters": PARAMETERS}}]
+CALLS, CALL = 3, re.compile("<tool_call>(.*)</tool_call>")
 CLIENT = OpenAI(base_url="http://localhost", api_key="of an episode")  # made once: an episode's process is a fork
 CREATE = CLIENT.chat.completions.create  # imports what it needs
 
 
 def run(row: Mapping[str, Any]) -> float:
-    """Ask the model until an answer calls no tool; return 1 if that is the row's answer, else 0."""
+    """Ask the model until an answer holds no call; return 1 if that is the row's answer, else 0."""
     client = CLIENT.with_options(base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
     messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
     for _ in range(CALLS):
-        answer = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages, tools=TOOLS)
-        said = answer.choices[0].message
-        if not said.tool_calls:
-            return float((said.content or "").strip() == row["answer"])
-        messages.append(said.model_dump(exclude_none=True))
-        messages += [{"role": "tool", "tool_call_id": call.id, "content": _result(call)} for call in said.tool_calls]
+        answer = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages)
+        text = answer.choices[0].message.content or ""
+        call = CALL.search(text)
+        if not call:
+            return float(text.strip() == row["answer"])
+        messages.append({"role": "assistant", "content": text})
+        messages.append({"role": "tool", "tool_call_id": "calculator", "content": _result(call[1])})
     return 0.0
 
 
-def _result(call: Any) -> str:
+def _result(call: str) -> str:
     try:
-        return calculate(**json.loads(call.function.arguments))
-    except (ValueError, TypeError, SyntaxError, ArithmeticError) as error:
+        return calculate(**json.loads(call)["arguments"])
+    except (ValueError, TypeError, LookupError, SyntaxError, ArithmeticError) as error:
         return f"error: {error}"
