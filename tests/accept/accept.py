@@ -33,6 +33,16 @@ WITH_A_TOOL = (
     Figure(job="calculator-grpo", name="reward_after", least=0.9),
     Figure(job="calculator-alone", name="reward_after", most=0.45),
 )
+AGENT = "examples/21-agent-grpo.yaml"
+BY_ITS_URL = (
+    Figure(job="agent-grpo", name="reward_before", most=0.7),
+    Figure(job="agent-grpo", name="reward_after", least=0.9),
+)
+SAMPLED_IDS = (
+    "tests/trainer/agents/test_the_tree_holds_what_was_sampled.py",
+    "tests/trainer/agents/test_vllm_answers_an_agent.py",
+)
+"""Tests of 10,000 conversations on a scripted engine, and of 200 on vLLM."""
 LORA, LORA_GAIN = "examples/17-helpful-lora.yaml", 0.8
 """Of the win rate above a half, what adapters have to reach of what training all weights does."""
 RIGHT_SUMS = (
@@ -245,6 +255,17 @@ def verifiable_rewards(folder: Path) -> dict[str, Any]:
 def environment(folder: Path) -> dict[str, Any]:
     """GRPO with a calculator and without: summary.json, whose rewards are shares of right answers, held-out."""
     return _held_to(CALCULATOR, WITH_A_TOOL, folder / "environment")
+
+
+def agents(folder: Path) -> dict[str, Any]:
+    """GRPO of an agent with its own loop and calculator; ids of random conversations are those that were sampled."""
+    row: dict[str, Any] = {"summary": _held_to(AGENT, BY_ITS_URL, folder / "agents")}
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SAMPLED_IDS]
+    done = subprocess.run(tests, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    row["ids"] = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode:
+        raise FellShortError("ids of agents' calls are not those that were sampled", row)
+    return row
 
 
 def _held_to(example: str, figures: tuple[Figure, ...], output: Path) -> dict[str, Any]:
@@ -471,6 +492,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "clusters": clusters,
     "verifiable_rewards": verifiable_rewards,
     "environment": environment,
+    "agents": agents,
     "experts_and_context": experts_and_context,
     "streaming": streaming,
     "staleness": staleness,

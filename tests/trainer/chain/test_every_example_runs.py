@@ -45,6 +45,7 @@ OF = {
 }
 """Metrics of every step, by algorithm; POLICY of others."""
 OPTIONAL = {
+    "agent-grpo": {"episodes/turns", "episodes/failed"},
     "arithmetic-two-rewards": {"reward_part/right", "reward_part/short"},
     "calculator-grpo": {"episodes/turns", "episodes/failed"},
     "helpful-dapo": {"corrected_fraction"},
@@ -53,6 +54,7 @@ OPTIONAL = {
 }
 """Metrics of every step that an example's options add."""
 LEFT_OUT = {
+    "agent-grpo": {"kl/reference", "ratio/first_max_deviation"},
     "arithmetic-grpo": {"kl/reference"},
     "arithmetic-two-rewards": {"kl/reference"},
     "calculator-alone": {"kl/reference", "ratio/first_max_deviation"},
@@ -61,8 +63,8 @@ LEFT_OUT = {
     "helpful-judged": {"kl/reference", "ratio/first_max_deviation"},
     "helpful-opo": {"ratio/first_max_deviation"},
 }
-"""All but the last have no reference; the only update of a step of four of them finds the old log-probabilities."""
-NEVER_RIGHT = ("arithmetic-grpo", "arithmetic-two-rewards", "calculator-alone", "calculator-grpo")
+"""All but the last have no reference; the only update of a step of five of them finds the old log-probabilities."""
+NEVER_RIGHT = ("agent-grpo", "arithmetic-grpo", "arithmetic-two-rewards", "calculator-alone", "calculator-grpo")
 """After two steps of SFT no answer is."""
 
 ONE_SLOT = "--set=resources.slotsPerNode=1"

@@ -82,18 +82,18 @@ def steps(
     return reports, [model.counters().result() for model in models.values() if hasattr(model, "counters")]
 
 
+OWN_TESTS = ("agent-sft", "agent-grpo", "calculator-sft", "calculator-grpo", "mixture-sft", "mixture-grpo")
+"""Those of the calculator learn conversations and have tools, for which the tokenizer of these tests has no template;
+tests/trainer/environments takes steps on episodes. Those of the mixture need experts, which the models here lack.
+"""
 JOBS = [
     (path, job.name)
     for path in EXAMPLES
     for job in load(path, finished=FINISHED)
     if job.trained() and not data_from_jobs(job) and not isinstance(job.spec.models.reward, RewardJudge)
-    if job.name not in ("calculator-sft", "calculator-grpo", "mixture-sft", "mixture-grpo")
+    if job.name not in OWN_TESTS
 ]
-"""The jobs that learn, whose data are there and whose reward is no judge, which is somewhere else.
-
-Those of the calculator learn conversations and have tools, for which the tokenizer of these tests has no template;
-tests/trainer/environments takes steps on episodes. Those of the mixture need experts, which the models here lack.
-"""
+"""The jobs that learn, whose data are there and whose reward is no judge, which is somewhere else."""
 ALIKE = (
     "sums-teacher",
     "sums-student",

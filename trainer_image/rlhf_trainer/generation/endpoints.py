@@ -4,6 +4,7 @@ A server that cannot be reached is lost until it is found again; its requests go
 """
 
 import asyncio
+import json
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from rlhf_api.job import Job
 from rlhf_trainer.errors import CommunicationError, ConfigError, EnvironmentProblem, TrainerError
 from rlhf_trainer.generation.vllm_arguments import sampling_arguments
 from rlhf_trainer.generation.vllm_engine import Response
+from rlhf_trainer.http_client import NoAnswerError, gather, named, post
 
 GENERATE, CALL, FORGET = "/inference/v1/generate", "/collective_rpc", "/reset_prefix_cache"
 EXTENSION = "rlhf_trainer.workers.served.ServedWorker"
@@ -219,21 +221,14 @@ class Endpoints:
         sampling: Sequence[Mapping[str, Any]],
         ended: Callable[[int, Response], None],
     ) -> list[Response]:
+        async def respond(number: int) -> Response:
+            response = await self._respond(client, prompts[number], sampling[number])
+            ended(number, response)
+            return response
+
         async with _client() as client:
-            free = asyncio.Semaphore(MAX_REQUESTS)
-
-            async def respond(number: int) -> Response:
-                async with free:
-                    response = await self._respond(client, prompts[number], sampling[number])
-                ended(number, response)
-                return response
-
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(respond(number)) for number in range(len(prompts))]
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None  # the first error has cancelled the other requests
-        return [task.result() for task in tasks]
+            calls = [partial(respond, number) for number in range(len(prompts))]
+            return await gather(calls, concurrency=MAX_REQUESTS)
 
     async def _respond(self, client: httpx.AsyncClient, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Response:
         """Get a response from the server with the fewest requests; if it is lost, from another, with the same seed."""
@@ -297,21 +292,16 @@ async def _post(
 ) -> Any:
     """Post a request; returns the JSON answer. LostError without an answer, ConfigError if the server refuses."""
     try:
-        async with asyncio.timeout(seconds):
-            answer = await client.post(f"{server.url}{route}", json=content)
-    except TimeoutError:
-        raise LostError(server.says(f"did not answer within {seconds:g} s")) from None
-    except httpx.HTTPError as error:
-        raise LostError(server.says(f"cannot be reached: {type(error).__name__}")) from None
-    what = server.says(
-        f"answered {answer.status_code} {httpx.codes.get_reason_phrase(answer.status_code)} to POST {route}"
-    )
-    hint = f"; start it with {STARTED_WITH[route]}" if answer.is_client_error or route == CALL else ""
-    if answer.is_server_error:
+        answer = await post(client, f"{server.url}{route}", content, seconds=seconds)
+    except NoAnswerError as error:
+        raise LostError(server.says(str(error))) from None
+    what = server.says(f"answered {named(answer.code)} to POST {route}")
+    hint = f"; start it with {STARTED_WITH[route]}" if httpx.codes.is_client_error(answer.code) or route == CALL else ""
+    if httpx.codes.is_server_error(answer.code):
         raise LostError(f"{what}{hint}")
-    if not answer.is_success:
+    if not httpx.codes.is_success(answer.code):
         raise ConfigError(f"{what}{hint}")
     try:
-        return answer.json()
+        return json.loads(answer.body)
     except ValueError:
         raise ConfigError(f"{what}, and not in JSON") from None

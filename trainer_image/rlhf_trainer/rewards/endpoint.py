@@ -6,12 +6,14 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
+from rlhf_trainer.http_client import Answer, NoAnswerError, gather, named, post
 from rlhf_trainer.rewards.sample import EXPECTED, Sample, Score, is_score
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
@@ -19,18 +21,6 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 RETRYABLE = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 """HTTP statuses besides 5xx after which a request is retried."""
 T = TypeVar("T")
-
-
-class RetryableError(Exception):
-    """Error of a failed attempt, which may be repeated: (how it failed, seconds that the service asks to wait)."""
-
-
-class Answer(NamedTuple):
-    """Final answer of an HTTP service: its request is not sent again."""
-
-    code: int
-    body: bytes
-    """Body of the answer, cut off once it is longer than `Endpoint.longest`."""
 
 
 @dataclass(kw_only=True)
@@ -67,67 +57,38 @@ class Endpoint:
         return UserCodeError(f"{self.path}: {self.url} {what}; the sample is {about}")
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # the limit is of sent bytes
         if self.token_variable is None:
-            return headers
+            return {}
         variable = f"{self.path}.tokenVariable: the environment variable {self.token_variable}"
         token = os.environ.get(self.token_variable, "").rstrip("\r\n")  # files end with a line break
         if not token:
             raise EnvironmentProblem(f"{variable} is not set")
         if not (token.isascii() and token.isprintable()) or " " in token:
             raise EnvironmentProblem(f"{variable} holds characters that a token cannot have")
-        return {**headers, "Authorization": f"Bearer {token}"}
+        return {"Authorization": f"Bearer {token}"}
 
     async def _answers(self, requests: Sequence[tuple[Any, object]], read: Callable[[Answer, object], T]) -> list[T]:
-        free = asyncio.Semaphore(self.concurrency)
+        async def ask(request: Any, about: object) -> T:
+            return read(await self._answer(client, request, about), about)
+
         limits = httpx.Limits(max_connections=self.concurrency)
         async with httpx.AsyncClient(timeout=None, limits=limits, headers=self._headers()) as client:
-
-            async def ask(request: Any, about: object) -> T:
-                async with free:
-                    return read(await self._answer(client, request, about), about)
-
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(ask(*request)) for request in requests]
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None  # the first error has cancelled the other requests
-        return [task.result() for task in tasks]
+            return await gather([partial(ask, *each) for each in requests], concurrency=self.concurrency)
 
     async def _answer(self, client: httpx.AsyncClient, request: Any, about: object) -> Answer:
         """Send a request at most `attempts` times, with growing pauses."""
-        content = json.dumps(request, ensure_ascii=False).encode(errors="replace")
         for attempt in range(1, self.attempts + 1):
             try:
-                async with asyncio.timeout(self.seconds):
-                    return await self._attempt(client, content)
-            except TimeoutError:
-                what, wait = f"did not answer within {self.seconds:g} s", 0.0
-            except RetryableError as failed:
-                what, wait = failed.args
+                answer = await post(client, self.url, request, seconds=self.seconds, longest=self.longest)
+            except NoAnswerError as error:
+                what, wait = str(error), 0.0
+            else:
+                if answer.code < HTTPStatus.INTERNAL_SERVER_ERROR and answer.code not in RETRYABLE:
+                    return answer
+                what, wait = f"answered {named(answer.code)}", retry_after(answer.retry_after)
             if attempt < self.attempts:
                 await asyncio.sleep(max(pause(attempt), wait))
         raise EnvironmentProblem(f"{self.path}: {self.url} {what} ({self.attempts} attempts); the sample is {about}")
-
-    async def _attempt(self, client: httpx.AsyncClient, content: bytes) -> Answer:
-        try:
-            async with client.stream("POST", self.url, content=content) as answer:
-                body = await self._read(answer)
-        except httpx.HTTPError as error:
-            raise RetryableError(f"cannot be reached: {type(error).__name__}", 0.0) from error
-        code = answer.status_code
-        if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code in RETRYABLE:
-            raise RetryableError(f"answered {named(code)}", retry_after(answer.headers.get("Retry-After", "")))
-        return Answer(code, bytes(body))
-
-    async def _read(self, answer: httpx.Response) -> bytearray:
-        """Return the body; a body that is too long is cut after `longest` bytes or a little more."""
-        body = bytearray()
-        async for part in answer.aiter_raw():
-            body += part
-            if len(body) > self.longest:
-                break
-        return body
 
 
 class ServiceClient(Endpoint):
@@ -165,8 +126,3 @@ def pause(attempt: int) -> float:
 def retry_after(header: str) -> float:
     """Return the seconds of a Retry-After header, up to the longest pause; 0 for none, or for a date."""
     return min(LONGEST_PAUSE_SECONDS, float(header)) if header.isascii() and header.isdigit() else 0.0
-
-
-def named(code: int) -> str:
-    """Return an HTTP status with its standard phrase, not the server's, such as `404 Not Found`."""
-    return f"{code} {httpx.codes.get_reason_phrase(code)}".rstrip()

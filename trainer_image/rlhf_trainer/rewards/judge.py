@@ -13,7 +13,8 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 from rlhf_api.spec.judges import RESPONSE_A, RESPONSE_B, Judge
-from rlhf_trainer.rewards.endpoint import Answer, Endpoint, named
+from rlhf_trainer.http_client import Answer, named
+from rlhf_trainer.rewards.endpoint import Endpoint
 from rlhf_trainer.rewards.sample import Sample, Score
 
 VERDICT = re.compile(r"\[\[\s*([^\[\]]*?)\s*\]\]")

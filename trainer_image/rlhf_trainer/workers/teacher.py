@@ -19,8 +19,9 @@ from rlhf_api.job import Job
 from rlhf_api.spec.algorithms import Distilling
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError, UserCodeError
+from rlhf_trainer.http_client import Answer, named
 from rlhf_trainer.protocols import THREE_D_PROTO
-from rlhf_trainer.rewards.endpoint import Answer, Endpoint, named
+from rlhf_trainer.rewards.endpoint import Endpoint
 from rlhf_trainer.training.branches import branches_of
 from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.types import PARENTS, Batch, Fields, Marks, register
