@@ -38,8 +38,9 @@ def agent(request: pytest.FixtureRequest) -> Agent:
     module = importlib.import_module(f"rlhf_examples.calculator.{request.param}")
 
     def run() -> float:
-        found = module.run(ROW)
-        return asyncio.run(found) if inspect.isawaitable(found) else found
+        found: Any = module.run(ROW)
+        reward: float = asyncio.run(found) if inspect.iscoroutine(found) else found
+        return reward
 
     return run, partial(AGENTS[request.param], "calculate")
 

@@ -177,7 +177,8 @@ def scores(folder: str, fields: Fields, kind: str) -> Tensor:
     if kind == "cost":
         setting = setting_of(folder, "cost", "SafeRLHF")
         worker: Any = CostWorker(setting)
-        return worker.compute_cost(batch_of(worker, "compute_cost", fields, setting))["costs"]
+        costs: Tensor = worker.compute_cost(batch_of(worker, "compute_cost", fields, setting))["costs"]
+        return costs
     setting = setting_of(folder, "reward", "PPO")
     worker = (RewardWorker if kind == "reward" else ScoringWorker)(setting)
     found: Tensor = worker.compute_reward(batch_of(worker, "compute_reward", fields, setting))["scores"]

@@ -32,4 +32,4 @@ async def run(row: Mapping[str, Any], **config: Any) -> float:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         raise RuntimeError(f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode is not ok")
     rewards = [trace.reward for trace in episode.traces if trace.agent.trainable]
-    return sum(rewards) / len(rewards)
+    return float(sum(rewards)) / len(rewards)
