@@ -31,18 +31,23 @@ async def post(
     """
     sent = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # the limit is of sent bytes
-    body = bytearray()
     try:
         async with asyncio.timeout(seconds), client.stream("POST", url, content=sent, headers=headers) as answer:
-            async for part in answer.aiter_raw():
-                body += part
-                if longest is not None and len(body) > longest:
-                    break
+            body = await _body_of(answer, longest)
     except TimeoutError:
         raise NoAnswerError(f"did not answer within {seconds:g} s") from None
     except httpx.HTTPError as error:
         raise NoAnswerError(f"cannot be reached: {type(error).__name__}") from error
-    return Answer(answer.status_code, bytes(body), answer.headers.get("Retry-After", ""))
+    return Answer(answer.status_code, body, answer.headers.get("Retry-After", ""))
+
+
+async def _body_of(answer: httpx.Response, longest: int | None) -> bytes:
+    body = bytearray()
+    async for part in answer.aiter_raw():
+        body += part
+        if longest is not None and len(body) > longest:
+            break
+    return bytes(body)
 
 
 async def gather(calls: Iterable[Callable[[], Awaitable[T]]], *, concurrency: int) -> list[T]:

@@ -34,7 +34,6 @@ def user_code() -> Iterator[Rule]:
     step = Field("rollout.stepTimeoutSeconds")
     times["rollout.stepTimeoutSeconds"] = (ENVIRONMENT | TOOLS | AGENT).then(step, 0.0)
     yield Rule("rollout.tools", ~(TOOLS & ENVIRONMENT), "are an environment themselves; rollout.environment is another")
-    yield from _agent()
     for path in ("data.train", "data.train.mix[]", "evaluation.data", "evaluation.data.sets[]"):
         named = Field(f"{path}.toolsKey").is_given
         yield Rule(f"{path}.toolsKey", named.implies(~TOOLS), "names tools, and so does rollout.tools")
@@ -48,20 +47,6 @@ def user_code() -> Iterator[Rule]:
     verifier = Field("evaluation.verifiers[].name")
     same = Field("evaluation.functions").where(Field("name", "one") == verifier).size()
     yield Rule("evaluation.verifiers[].name", same == 0, '"{value}" is one of evaluation.functions, too')
-
-
-def _agent() -> Iterator[Rule]:
-    path, command = "rollout.agent", Field("rollout.agent.command").is_given
-    one = Field("rollout.agent.entrypoint").is_given != command
-    yield Rule(path, AGENT.implies(one), "expected exactly one of entrypoint and command")
-    yield Rule(path, AGENT.implies(~ENVIRONMENT & ~TOOLS), "plays whole episodes; so does environment or tools")
-    unused = Field("rollout.agent.arguments").size() == 0
-    yield Rule(f"{path}.arguments", command.implies(unused), "is for an entrypoint; a command has them in itself")
-    replays = Field("rollout.routing") == "Replay"
-    yield Rule("rollout.routing", AGENT.implies(~replays), "is Replay, but a call of rollout.agent keeps no experts")
-    for field in ("promptTemplate", "systemPrompt"):
-        written = Field(f"data.{field}").is_given
-        yield Rule(f"data.{field}", AGENT.implies(~written), "is for prompts that are not written by rollout.agent")
 
 
 def pods() -> Iterator[Rule]:

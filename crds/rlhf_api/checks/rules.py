@@ -4,12 +4,12 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import reduce
-from inspect import signature
 from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
+from rlhf_api.checks.agent_rules import MAKES_DATA, MODELS_OF_SUM, REWARD_MODEL, agents, sums_over_rows
 from rlhf_api.checks.code_rules import AGENT, ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
 from rlhf_api.checks.log_prob_rules import STALE, corrections, log_probs
 from rlhf_api.checks.parallel_rules import experts_of_actor, sizes_of_generation
@@ -20,7 +20,7 @@ from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
 from rlhf_api.spec.algorithm_table import ALGORITHMS
-from rlhf_api.spec.algorithms import ActorCritic, Algorithm, Distilling, PolicyGradient, Writing
+from rlhf_api.spec.algorithms import Algorithm, Distilling, PolicyGradient, Writing
 from rlhf_api.spec.job_spec import JobSpec, Training
 from rlhf_api.spec.rollout import Rollout
 
@@ -78,10 +78,8 @@ def _uses(role: str) -> Expression:
 
 
 OFFLINE, ONLINE = algorithm(lambda each: each.offline), algorithm(lambda each: not each.offline)
-MAKES_DATA, MAY_LACK_REWARD = algorithm(lambda each: each.makes == "data"), algorithm(lambda each: each.may_lack_reward)
+MAY_LACK_REWARD = algorithm(lambda each: each.may_lack_reward)
 REWARD = Field("models.reward").is_given
-MODELS_OF_SUM = Field("models.reward.sum").where(Field("reward.uri", "one").is_given)
-REWARD_MODEL = Field("models.reward.uri").is_given | (MODELS_OF_SUM.size() > 0)
 FORM = {"form": Field("models.reward.form").or_else("an episode's")}
 MODE = Field("placement.mode")
 SAME_SOURCE = (
@@ -216,7 +214,7 @@ def _sampling() -> Iterator[Rule]:
         yield Rule(path, Field(path) <= longest, message, {"longest": longest})
     measured = MAKES_DATA | Field("checkpoint.keepBest").is_given.implies(Field("evaluation.everySteps").is_given)
     yield Rule("checkpoint.keepBest", measured, "is {value}, but evaluation.everySteps is missing")
-    by_turn = algorithm(_sums_over_rows)
+    by_turn = algorithm(sums_over_rows)
     by_value = Field("algorithm.rewards.truncated") == "Value"
     plain = (Field("algorithm.rewards.normalization") == "None") & ~Field("algorithm.rewards.clip").is_given & ~by_value
     message = "has a normalization, clip or truncated: Value, but {name} learns from the rewards of single turns"
@@ -225,24 +223,6 @@ def _sampling() -> Iterator[Rule]:
     yield Rule("algorithm.rewards.truncatedValue", is_used, "is {value}, which is only for truncated: Value")
     mapped = (MODE == "Auto") & Field("models.actor").is_given & ~Field("models.actor.parallelism").is_given
     yield from sizes_of_generation(unless=mapped | APART)
-
-
-def _sums_over_rows(each: type[Algorithm]) -> bool:
-    return "rewards" in signature(getattr(each, "advantage", print)).parameters
-
-
-def _branches() -> Iterator[Rule]:
-    """Yield the rules for episodes of an agent, whose tokens are a tree."""
-
-    def learns(each: type[Algorithm]) -> bool:
-        by_token = issubclass(each, ActorCritic | Distilling) or _sums_over_rows(each)
-        return issubclass(each, PolicyGradient) and not by_token
-
-    names = choice(name for name, each in ALGORITHMS.items() if learns(each))
-    message = f"is for {names}; {{name}} needs rows of one text, and an episode may have branches"
-    yield Rule("rollout.agent", (AGENT & ONLINE & ~MAKES_DATA).implies(algorithm(learns)), message)
-    message = "is a model, which reads one text, and an episode of rollout.agent may have branches"
-    yield Rule("models.reward", AGENT.implies(~REWARD_MODEL), message)
 
 
 def _compares() -> Expression:
@@ -362,7 +342,7 @@ def _apart() -> Iterator[Rule]:
 
 PARTS = (
     *(_models, _shapes, experts_of_actor, _algorithm, _batches, _sampling, log_probs, corrections),
-    *(_branches, _lengths, _pretraining, _placement, _apart, distillation, user_code, pods, speculation),
+    *(_lengths, _pretraining, _placement, _apart, distillation, user_code, agents, pods, speculation),
 )
 RULES = tuple(rule for part in PARTS for rule in part())
 

@@ -310,5 +310,5 @@ def unfinished(_: Row) -> float:
     ask([USER])
     if os.fork() == 0:
         ask([{"role": "user", "content": "slow"}])
-    time.sleep(0.3)
+    time.sleep(2)
     return 1.0

@@ -138,7 +138,7 @@ def test_without_a_field_all_of_an_observation_is_shown(url: str) -> None:
         assert asked(made, {0: ("reset", {"question": "?"})}) == {0: '{"text": "?"}'}
 
 
-def test_an_empty_first_observation_leaves_the_prompt_of_the_data(url: str) -> None:
+def test_an_empty_first_observation_leaves_the_datas_prompt(url: str) -> None:
     with episodes(1, url=url, observation="text") as made:
         assert asked(made, {0: ("reset", {"prompt": "Guess.", "question": ""})}) == {0: None}
 

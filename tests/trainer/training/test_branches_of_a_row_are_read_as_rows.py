@@ -29,7 +29,7 @@ KINDS = 5
 
 
 def texts_in(fields: Fields, **options: Any) -> TokenBatch:
-    """Reads the responses; float fields beside them are a teacher's tokens."""
+    """Rows of which the responses are read."""
     lengths = fields["attention_mask"].sum(1).long()
     given: dict[str, Any] = {"read": fields["response_mask"], "temperature": 0.5, "entropy": True} | options
     return TokenBatch(tokens=fields["tokens"], lengths=lengths, parents=fields.get(PARENTS), **given)

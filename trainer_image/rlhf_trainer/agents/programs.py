@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_trainer.rewards.function import MAX_SHOWN, imported
-from rlhf_trainer.rewards.supervision import WrongAnswerError, ending_of
+from rlhf_trainer.rewards.function import MAX_SHOWN, WrongAnswerError, imported
+from rlhf_trainer.rewards.supervision import ending_of
 
 TAIL_BYTES = 4096
 """Number of the last bytes of a command's standard error in which its last line is looked for."""

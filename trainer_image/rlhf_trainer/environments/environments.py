@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_trainer.rewards import supervision
-from rlhf_trainer.rewards.function import description_of, import_all, kind_of, number_of, place_of
-from rlhf_trainer.rewards.supervision import AnswerFailure, WrongAnswerError, receive, send
+from rlhf_trainer.rewards.function import WrongAnswerError, description_of, import_all, kind_of, number_of, place_of
+from rlhf_trainer.rewards.supervision import AnswerFailure, receive, send
 
 POLL_SECONDS = 0.001
 """Shortest wait in seconds for the answer of an episode that is late."""

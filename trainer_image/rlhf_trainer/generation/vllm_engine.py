@@ -272,14 +272,7 @@ class GenerationEngine:
         return [found[number] for number in range(len(prompts))]
 
     def begin(
-        self,
-        number: int,
-        prompt: Sequence[int],
-        seed: int,
-        *,
-        max_tokens: int,
-        greedy: bool,
-        stop: Sequence[str] = (),
+        self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool, stop: Sequence[str] = ()
     ) -> None:
         """Begin a response to a prompt, besides those being generated; `step` returns it with `number`.
 

@@ -43,6 +43,10 @@ OWN_FILES = (
 """Prefixes of file names in a traceback that belong to the trainer or to a library, not to the user's code."""
 
 
+class WrongAnswerError(Exception):
+    """Error for a value of a wrong type from a user's environment; the text follows the method's name in a sentence."""
+
+
 class UserFunction:
     """User's function, called with (prompts, responses, whether each ended by itself, **columns, **arguments).
 

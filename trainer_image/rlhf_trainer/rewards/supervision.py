@@ -53,10 +53,6 @@ class AnswerFailure:
     """Index of the sample at which the user code failed, if known."""
 
 
-class WrongAnswerError(Exception):
-    """Error for a value of a wrong type from a user's environment; the text follows the method's name in a sentence."""
-
-
 class UserProcess:
     """The guarded process of the user's entry points. It starts at once; after its end the next call starts another."""
 
@@ -187,10 +183,7 @@ def guard(serve: Serve) -> None:
 
 
 def run_guarded(run: Callable[[], None], channel: socket.socket) -> None:
-    """Call `run` in a forked process until its end, or until the other end of `channel` is closed; never returns.
-
-    Then this process kills all its descendants, and ends as that process did.
-    """
+    """Call `run` in a forked process until it ends or `channel` is closed; then end all descendants; never returns."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans among the descendants become children of this process
     server = os.fork()
     if server == 0:

@@ -72,7 +72,8 @@ def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list
     written, end = (batch["response_mask"][row] > 0).tolist(), int(batch["attention_mask"][row].sum())
     facts = from_bytes(batch[EPISODES][row]) if EPISODES in batch.fields else {}
     start = facts.get("prompt_tokens", written.index(True))
-    parents = batch[PARENTS][row].tolist() if facts else range(-1, end - 1)
+    is_tree = PARENTS in batch.fields
+    parents = batch[PARENTS][row].tolist() if is_tree else range(-1, end - 1)
     forks = [place for place in range(start, end) if parents[place] != place - 1]
     changes = {place for place in range(start + 1, end) if written[place] != written[place - 1]}
     left = {parents[place] + 1 for place in forks if parents[place] >= start}
@@ -82,7 +83,7 @@ def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list
             "text": tokenizer.decode(batch["tokens"][row, one:other], skip_special_tokens=True),
             "written": written[one],
             "reward": float(batch["turn_rewards"][row, one:other].sum()),
-            **({"after": bisect(cuts, parents[one]) - 1 if parents[one] >= 0 else None} if facts else {}),
+            **({"after": bisect(cuts, parents[one]) - 1 if parents[one] >= 0 else None} if is_tree else {}),
         }
         for one, other in itertools.pairwise(cuts)
     ]
