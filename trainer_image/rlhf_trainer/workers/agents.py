@@ -271,12 +271,12 @@ class AgentResponder:
 
     def _measure(self, started: Sequence[Played]) -> None:
         recorder.add("episodes/failed", float(sum(bool(each.failure) for each in started)))
-        for name, fact in {"turns": "calls", "branches": "branches"}.items():
-            recorder.mean(f"episodes/{name}", sum(each.facts[fact] for each in started), len(started))
+        recorder.mean("episodes/turns", sum(each.facts["calls"] for each in started), len(started))
+        recorder.mean("episodes/branches", sum(each.facts["branches"] for each in started), len(started))
         masked = sum(each.response.written.count(False) for each in started)
         recorder.mean("episodes/masked_tokens", masked, len(started))
-        for name in ("refused", "dropped"):
-            recorder.add(f"episodes/{name}", float(sum(each.facts[name] for each in started)))
+        recorder.add("episodes/refused", float(sum(each.facts["refused"] for each in started)))
+        recorder.add("episodes/dropped", float(sum(each.facts["dropped"] for each in started)))
         ignored = [each.facts["ignored"] for each in started if each.facts["ignored"]]
         recorder.add("episodes/ignored", len(ignored))
         if ignored:
