@@ -26,7 +26,7 @@ def _program() -> Iterator[Rule]:
     one = Field("rollout.agent.entrypoint").is_given != command
     yield Rule(path, AGENT.implies(one), "expected exactly one of entrypoint and command")
     yield Rule(path, AGENT.implies(~ENVIRONMENT & ~TOOLS), "plays whole episodes; so does environment or tools")
-    unused = Field("rollout.agent.arguments").size() == 0
+    unused = ~Field("rollout.agent.arguments").is_given
     yield Rule(f"{path}.arguments", command.implies(unused), "is for an entrypoint; a command has them in itself")
     replays = Field("rollout.routing") == "Replay"
     yield Rule("rollout.routing", AGENT.implies(~replays), "is Replay, but a call of rollout.agent keeps no experts")

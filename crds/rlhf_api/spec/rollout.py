@@ -55,8 +55,8 @@ class AgentProgram(Spec):
 
     entrypoint: str | None = Field(None, pattern=ENTRYPOINT, max_length=256)
     """Your function, module.path:name, called with the row of the data; it returns a reward or None."""
-    arguments: JsonFields[Identifier] = Field(
-        default_factory=dict, description=f"Arguments of the function, by name; at most {MAX_DEPTH} levels deep."
+    arguments: JsonFields[Identifier] | None = Field(
+        None, description=f"Arguments of the function, by name; at most {MAX_DEPTH} levels deep."
     )
     command: Listed[Text] | None = Field(None, min_length=1, max_length=64)
     """Command that reads the row as JSON from its standard input, and may post a reward to OPENAI_BASE_URL/reward."""

@@ -20,10 +20,12 @@ TAIL_BYTES = 4096
 class Agent:
     """Program of one episode, which `Environments` calls as its method `run`."""
 
-    def __init__(self, *, entrypoint: str | None, command: Sequence[str] | None, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, *, entrypoint: str | None, command: Sequence[str] | None, arguments: Mapping[str, Any] | None
+    ) -> None:
         """entrypoint: the user's function; command: a command instead; arguments: those of the function."""
         self._function = imported(entrypoint) if entrypoint else None
-        self._command, self._arguments = command or (), arguments
+        self._command, self._arguments = command or (), arguments or {}
 
     def run(self, given: Mapping[str, Any]) -> Any:
         """Run the program; returns the function's result, which may be awaited, or None for a command.
