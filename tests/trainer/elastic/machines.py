@@ -76,19 +76,18 @@ class Machines:
         """A machine joins the rollout pool."""
         self.writers.append(self._cluster.add_node(num_cpus=1, resources={f"rlhf-pool-{POOL}": 1}))
 
+    def lose(self, machine: Any) -> None:
+        """Send SIGKILL to all processes of a machine at once, as if its pod was lost."""
+        (raylet,) = machine.all_processes["raylet"]
+        family = psutil.Process(raylet.process.pid)
+        for process in [family, *family.children(recursive=True)]:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        raylet.process.wait()
+
     def close(self) -> None:
         ray.shutdown()
         self._cluster.shutdown()
-
-
-def kill(machine: Any) -> None:
-    """Send SIGKILL to all processes of a machine at once, as if its pod was lost."""
-    (raylet,) = machine.all_processes["raylet"]
-    family = psutil.Process(raylet.process.pid)
-    for process in [family, *family.children(recursive=True)]:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-    raylet.process.wait()
 
 
 @contextmanager

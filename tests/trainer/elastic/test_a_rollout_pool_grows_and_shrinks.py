@@ -17,13 +17,14 @@ from rlhf_trainer.run import elastic_pool
 from rlhf_trainer.run.elastic_pool import are_lost, copy_here
 from rlhf_trainer.run.on_ray import RayRuntime, ReplaceablePool
 from tests.patience import PATIENCE_SECONDS
-from tests.trainer.elastic.machines import MOST, ROWS, Machines, Run, elastic_job, kill, machines, run
+from tests.trainer.elastic.light_machines import LightMachines, light_machines
+from tests.trainer.elastic.machines import MOST, ROWS, Machines, Run, elastic_job, machines, run
 from tests.trainer.placement import sweep
 from tests.trainer.tiny import save_tiny
 
 STEPS = 4
-JOINS = 2
-"""Seed with which a machine joins at the first idle moment."""
+JOINS = 8
+"""Seed with which a machine joins at the first idle moment, and one leaves soon after the call begins."""
 LATEST_SECONDS = 0.4
 """Latest time of a kill after a generating call begins; the call takes about twice as long."""
 IDLE, GENERATING, ENDED, REPLACE = "gather", "copy", "has_lost", "replace"
@@ -33,7 +34,7 @@ IDLE, GENERATING, ENDED, REPLACE = "gather", "copy", "has_lost", "replace"
 class Schedule:
     """Machines that join and leave: one at each moment, in random order, or as given. There is always one."""
 
-    def __init__(self, there: Machines, seed: int, moments: Sequence[str]) -> None:
+    def __init__(self, there: Machines | LightMachines, seed: int, moments: Sequence[str]) -> None:
         """moments: of each step; empty: random ones."""
         self._there, self._random = there, random.Random(seed)
         some = [IDLE, GENERATING, ENDED, self._random.choice([IDLE, GENERATING])]
@@ -81,7 +82,7 @@ class Schedule:
             self._join(moment)
         self.changes.append(f"one leaves in {moment}")
         self._there.writers.remove(lost)
-        threading.Timer(after, kill, [lost]).start() if after else kill(lost)
+        threading.Timer(after, self._there.lose, [lost]).start() if after else self._there.lose(lost)
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +108,11 @@ def disturbed(
     writers: int,
     moments: Sequence[str] = (),
     partial: str | None = None,
+    is_light: bool = False,
 ) -> Run:
+    """is_light: without Ray, on machines that the test plays."""
     one = elastic_job(folder, folders, count=STEPS, staleness=staleness, partial=partial)
-    with machines(writers) as there:
+    with light_machines(folder / "light", writers) if is_light else machines(writers) as there:
         schedule = Schedule(there, seed, moments)
         found = run(folder, one, folders, schedule.disturb)
     print(seed, staleness, schedule.changes, found.said, [each["rollout_repeated_rows"] for each in found.records])  # noqa: T201
@@ -126,10 +129,16 @@ def disturbed(
     return found
 
 
-def test_no_row_is_lost_or_learned_twice(folders: Mapping[Role, str], undisturbed: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "is_light", [pytest.param(True, id="light"), pytest.param(False, id="Ray", marks=pytest.mark.slow)]
+)
+def test_no_row_is_lost_or_learned_twice(
+    folders: Mapping[Role, str], undisturbed: Run, tmp_path: Path, is_light: bool
+) -> None:
     """One joins before the second step, and it or the other leaves in the third."""
     moments = ["", IDLE, GENERATING]
-    found = disturbed(tmp_path, folders, undisturbed, seed=JOINS, staleness=0, writers=1, moments=moments)
+    options: dict[str, Any] = {"staleness": 0, "writers": 1, "moments": moments, "is_light": is_light}
+    found = disturbed(tmp_path, folders, undisturbed, seed=JOINS, **options)
     assert [record["rollout_nodes"] for record in found.records] == [1, 2, 1, 1]
     assert [record["rollout_repeated_rows"] for record in found.records] == [0, 0, ROWS, 0]
 
@@ -162,7 +171,7 @@ def test_below_its_fewest_machines_a_pool_waits(folders: Mapping[Role, str], tmp
             def losing(pool: ReplaceablePool) -> None:
                 call = next(calls)
                 if call > 1:
-                    kill(there.writers.pop(0))
+                    there.lose(there.writers.pop(0))
                 waits = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: there.add() if call == 2 else None)
                 patch.setattr(elastic_pool, "time", waits)
                 patch.setattr(elastic_pool, "POOL_DEADLINE_SECONDS", 5.0 if call == 3 else PATIENCE_SECONDS)
@@ -194,7 +203,7 @@ def test_a_copy_outlives_the_machine_that_made_the_rows() -> None:
         copy_here([rows])
         assert not are_lost([rows], deadline=PATIENCE_SECONDS)
         ray.wait([others], fetch_local=False)
-        kill(there.writers.pop(0))
+        there.lose(there.writers.pop(0))
         assert not are_lost([rows], deadline=PATIENCE_SECONDS)
         assert ray.get(reader.add.remote(rows)) == 100
         assert are_lost([rows, others], deadline=PATIENCE_SECONDS)

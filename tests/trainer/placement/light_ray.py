@@ -12,7 +12,7 @@ import pickle
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -116,10 +116,11 @@ class LightRay:
     def remote(self, **_: Any) -> Any:
         """`ray.remote(**options)(Class)`: what makes actors."""
         return lambda actor_class: SimpleNamespace(
-            options=lambda **_: SimpleNamespace(remote=partial(self._start, actor_class))
+            options=lambda **options: SimpleNamespace(remote=partial(self._start, actor_class, options))
         )
 
-    def _start(self, actor_class: type, **arguments: Any) -> Actor:
+    def _start(self, actor_class: type, options: Mapping[str, Any], **arguments: Any) -> Actor:  # noqa: ARG002
+        """Start the process of an actor; options: those that Ray would get."""
         actor = Actor(self, self._folder / f"actor-{next(self._numbers)}")
         args = (actor.inbox, actor.beside.inbox, actor_class, arguments, self._sampler, self._prepare)
         process: Any = FORK_SERVER.Process(target=serve, args=args, daemon=True)
