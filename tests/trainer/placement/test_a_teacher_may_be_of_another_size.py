@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def outcome(
     *pools: list[str],
     slots: tuple[int, ...],
     servers: Mapping[str, str] | None = None,
-    rows: str = "package://rlhf_examples/helpful/train.jsonl",
+    rows: str,
 ) -> Outcome:
     """servers: name of a teacher -> URL of its server; the teacher's model is used if it is in a pool."""
     folder.mkdir()
@@ -77,46 +78,77 @@ def measures(one: Outcome) -> list[dict[str, float]]:
     return [{key: value for key, value in each.items() if not key.startswith(unlike)} for each in one.records]
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
-def test_a_teacher_of_another_size_may_have_its_own_pool(name: str, tmp_path: Path) -> None:
-    teacher = save_tiny(tmp_path / "teacher", seed=5, config=divisible_config())
-    folders: dict[Role, str] = {"actor": save_tiny(tmp_path / "actor", seed=3), "teacher": teacher}
-    options = DIVERGENCES[name]
-    together = outcome(tmp_path / "one", folders, options, ["actor", "teacher"], slots=(1,))
-    apart = outcome(tmp_path / "two", folders, options, ["actor"], ["teacher"], slots=(1, 2))
-    assert (together.processes, apart.processes) == (1, 3)
-    compare(apart, together)
+Together = Callable[[str], Outcome]
+DOMAINS = ("sums", "7", "none")
+"""Domains of the rows in turn; the teacher of the last one is the model beside the actor."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Role, str]:
+    root = tmp_path_factory.mktemp("models")
+    teacher = save_tiny(root / "teacher", seed=5, config=divisible_config())
+    return {"actor": save_tiny(root / "actor", seed=3), "teacher": teacher}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """URI of prompts with their domain."""
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    about = [{"prompt": f"{DOMAINS[row % 3]}: {row}", "domain": DOMAINS[row % 3]} for row in range(40)]
+    path.write_text("".join(json.dumps(each) + "\n" for each in about))
+    return f"file://{path}"
+
+
+@pytest.fixture(scope="module")
+def together(
+    folders: Mapping[Role, str], rows: str, tmp_path_factory: pytest.TempPathFactory
+) -> Together:
+    """Return a function for the outcome of a divergence with actor and teacher on one slot."""
+
+    @cache
+    def made(name: str) -> Outcome:
+        folder = tmp_path_factory.mktemp("together") / "run"
+        return outcome(folder, folders, DIVERGENCES[name], ["actor", "teacher"], slots=(1,), rows=rows)
+
+    return made
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_a_teacher_on_a_server_teaches_as_its_model_does(name: str, tmp_path: Path) -> None:
-    teacher = save_tiny(tmp_path / "teacher", seed=5, config=divisible_config())
-    folders: dict[Role, str] = {"actor": save_tiny(tmp_path / "actor", seed=3), "teacher": teacher}
-    options = DIVERGENCES[name]
-    inside = outcome(tmp_path / "one", folders, options, ["actor", "teacher"], slots=(1,))
-    with teaching(teacher) as (asked, url):
-        outside = outcome(tmp_path / "two", folders, options, ["actor"], slots=(2,), servers={"it": url})
+def test_a_teacher_of_another_size_may_have_its_own_pool(
+    name: str, folders: Mapping[Role, str], rows: str, together: Together, tmp_path: Path
+) -> None:
+    apart = outcome(tmp_path / "run", folders, DIVERGENCES[name], ["actor"], ["teacher"], slots=(1, 2), rows=rows)
+    assert (together(name).processes, apart.processes) == (1, 3)
+    compare(apart, together(name))
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_a_teacher_on_a_server_teaches_as_its_model_does(
+    name: str, folders: Mapping[Role, str], rows: str, together: Together, tmp_path: Path
+) -> None:
+    with teaching(folders["teacher"]) as (asked, url):
+        servers = {"it": url}
+        outside = outcome(
+            tmp_path / "run", folders, DIVERGENCES[name], ["actor"], slots=(2,), servers=servers, rows=rows
+        )
     assert len(asked.asked) == STEPS * 8
-    compare(outside, inside)
+    compare(outside, together(name))
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_a_column_names_the_teacher_of_each_row(name: str, tmp_path: Path) -> None:
+def test_a_column_names_the_teacher_of_each_row(
+    name: str, folders: Mapping[Role, str], rows: str, together: Together, tmp_path: Path
+) -> None:
     """All three teachers are one model, so the steps are those of one teacher; the servers see their own rows only."""
-    teacher = save_tiny(tmp_path / "teacher", seed=5, config=divisible_config())
-    folders: dict[Role, str] = {"actor": save_tiny(tmp_path / "actor", seed=3), "teacher": teacher}
-    domains, rows = ("sums", 7, "none"), tmp_path / "rows.jsonl"
-    about = [{"prompt": f"{domains[row % 3]}: {row}", "domain": str(domains[row % 3])} for row in range(40)]
-    rows.write_text("".join(json.dumps(each) + "\n" for each in about))
-    roles = ["actor", "teacher"]
-    alone = outcome(tmp_path / "one", folders, DIVERGENCES[name], roles, slots=(1,), rows=f"file://{rows}")
     options = {**DIVERGENCES[name], "teacherKey": "domain"}
     with ExitStack() as stack:
-        servers = {domain: stack.enter_context(teaching(teacher)) for domain in ("sums", "7")}
+        servers = {domain: stack.enter_context(teaching(folders["teacher"])) for domain in DOMAINS[:-1]}
         urls = {domain: url for domain, (_, url) in servers.items()}
-        several = outcome(tmp_path / "two", folders, options, roles, slots=(2,), servers=urls, rows=f"file://{rows}")
+        several = outcome(
+            tmp_path / "run", folders, options, ["actor", "teacher"], slots=(2,), servers=urls, rows=rows
+        )
     for domain, (asked, _) in servers.items():
         texts = [asked.tokenizer.decode(each) for each in asked.asked]
         assert texts
         assert all(text.startswith(f"{domain}: ") for text in texts), texts
-    compare(several, alone)
+    compare(several, together(name))
