@@ -13,7 +13,7 @@ from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
-from tests.trainer.ranks import run_kept_ranks, run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.reading import all_tokens
 from tests.trainer.tiny import divisible_config, save_tiny
 from tests.trainer.weights import weights_on_first_rank, whole_weights
@@ -99,7 +99,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_training_goes_on_as_if_never_stopped(saved: Saved, layout: ParallelSizes) -> None:
     model, folder, saved_by, before = saved
     weights, later, _ = before[0]
-    after = run_ranks(layout.world_size, load_and_go_on, model, folder, layout)
+    after = run_kept_ranks(layout.world_size, load_and_go_on, model, folder, layout)
     loaded, resumed, _ = after[0]
     for name, weight in weights.items():
         torch.testing.assert_close(loaded[name], weight, rtol=0, atol=0)

@@ -13,11 +13,12 @@ from rlhf_trainer.training.distributed import ModelMesh
 from rlhf_trainer.training.link_probe import PRODUCT, Speeds, look_at_links, measure
 from tests.trainer.ranks import run_ranks
 
-SLOW, SECONDS = 2, 0.6
+SLOW, SECONDS = 2, 0.5
 
 
 def probed(slows: str) -> Speeds:
     """What a rank measures in groups of four and of two ranks, of which one sends, or computes, slowly."""
+    link_probe.ROUNDS = 2
     begin, multiply = dist.batch_isend_irecv, torch.Tensor.__matmul__
 
     def slowly(*given: object) -> object:

@@ -75,7 +75,7 @@ def measured(
 @pytest.mark.parametrize(
     ("name", "more", "critics"),
     [
-        pytest.param("PPO", (), 1, id="PPO"),
+        pytest.param("PPO", (), 1, id="PPO", marks=pytest.mark.slow),
         pytest.param("SafeRLHF", (), 2, id="SafeRLHF"),
         pytest.param(
             "SafeRLHF",
@@ -129,7 +129,10 @@ def learned(
         pytest.param(ParallelSizes(data=1), id="1"),
         pytest.param(ParallelSizes(data=2), id="2", marks=pytest.mark.slow),
         pytest.param(ParallelSizes(data=1, pipeline=2), id="2 stages", marks=pytest.mark.slow),
-        pytest.param(ParallelSizes(data=2, pipeline=2, tensor=2), id="2 stages of 2 shards on 2"),
+        pytest.param(ParallelSizes(data=1, pipeline=2, tensor=2), id="2 stages on 2"),
+        pytest.param(
+            ParallelSizes(data=2, pipeline=2, tensor=2), id="2 stages of 2 shards on 2", marks=pytest.mark.slow
+        ),
     ],
 )
 @pytest.mark.parametrize(

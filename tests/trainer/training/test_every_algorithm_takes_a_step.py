@@ -105,19 +105,28 @@ ALIKE = (
     "calculator-alone",
 )
 """Jobs whose algorithm and options those of other jobs show too."""
-OVERRIDES = {"arithmetic-vapo": ["algorithm.criticWarmupSteps=0"]}
-"""Changes with which the actor learns in the two steps."""
+FEW = ("training.promptBatchSize=4", "training.miniBatchSize=32")
+OVERRIDES = {
+    "arithmetic-cispo": FEW,
+    "arithmetic-vapo": (*FEW, "algorithm.criticWarmupSteps=0"),
+    "sums-distilled": ("sums-distilled:training.promptBatchSize=64",),
+}
+"""Fewer rows than in the examples, and changes with which the actor learns in the two steps."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Role, str]:
+    root = tmp_path_factory.mktemp("models")
+    language, scorer = save_tiny(root / "language", seed=3), save_tiny(root / "scorer", seed=4, labels=1)
+    found = {role: language if role in ("actor", "reference") else scorer for role in get_args(Role)}
+    return {**found, "teacher": save_tiny(root / "teacher", seed=5, config=divisible_config())}
 
 
 @pytest.mark.parametrize(
     ("path", "name"),
     [pytest.param(path, name, id=name, marks=pytest.mark.slow if name in ALIKE else ()) for path, name in JOBS],
 )
-def test_a_step_learns_and_measures_what_is_documented(path: Path, name: str, tmp_path: Path) -> None:
-    language = save_tiny(tmp_path / "language", seed=3)
-    scorer = save_tiny(tmp_path / "scorer", seed=4, labels=1)
-    folders = {role: language if role in ("actor", "reference") else scorer for role in get_args(Role)}
-    folders["teacher"] = save_tiny(tmp_path / "teacher", seed=5, config=divisible_config())
+def test_a_step_learns_and_measures_what_is_documented(path: Path, name: str, folders: dict[Role, str]) -> None:
     (first, counters), (second, others) = run_kept_ranks(2, steps, path, name, folders, OVERRIDES.get(name, ()))
     assert counters == others
     compares = next(job for job in load(path, finished=FINISHED) if job.name == name).spec.algorithm.compares_responses

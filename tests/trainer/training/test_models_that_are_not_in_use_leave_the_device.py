@@ -17,7 +17,7 @@ from rlhf_trainer.training.saving import save_model
 from rlhf_trainer.training.sharding import ShardedModel, shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Fields
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks, run_ranks
 from tests.trainer.reading import all_tokens, log_probs
 from tests.trainer.tiny import save_tiny
 from tests.trainer.weights import full_weights
@@ -110,7 +110,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def lives(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[Offload, list[Seen]]:
     """What both ranks saw, by what was offloaded."""
-    return {kind: run_ranks(2, life, model, str(tmp_path_factory.mktemp(kind)), kind) for kind in KINDS}
+    return {kind: run_kept_ranks(2, life, model, str(tmp_path_factory.mktemp(kind)), kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "None"])
