@@ -28,6 +28,8 @@ from rlhf_trainer.workers import rollout
 from tests.trainer.placement.sampler import PlainSampler
 
 LOOK_AGAIN_SECONDS = 0.001
+CALL_SECONDS, BESIDE_SECONDS = 0.002, 0.01
+"""Seconds after which a worker looks for its next call, and for one beside: many workers share few cores."""
 SLOTS = 64
 BESIDE = "beside"
 FORK_SERVER = multiprocessing.get_context("forkserver")
@@ -196,16 +198,16 @@ def serve(inbox: Path, beside: Path, actor_class: type, arguments: Any, sampler:
     prepare()
     setattr(rollout, "GenerationEngine", sampler)  # noqa: B010
     actor = actor_class(**arguments)
-    threading.Thread(target=answer, args=(beside, actor), daemon=True).start()
-    answer(inbox, actor)
+    threading.Thread(target=answer, args=(beside, actor, BESIDE_SECONDS), daemon=True).start()
+    answer(inbox, actor, CALL_SECONDS)
 
 
-def answer(inbox: Path, actor: Any) -> None:
+def answer(inbox: Path, actor: Any, look_again_seconds: float) -> None:
     """Run the calls that come, one at a time, in order."""
     for number in itertools.count():
         letter = inbox / str(number)
         while not letter.exists():
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(look_again_seconds)
         method, given, named, references = pickle.loads(letter.read_bytes())
         try:
             value = getattr(actor, method)(*map(resolved, given), **named)
