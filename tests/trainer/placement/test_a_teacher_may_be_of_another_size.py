@@ -100,9 +100,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def together(
-    folders: Mapping[Role, str], rows: str, tmp_path_factory: pytest.TempPathFactory
-) -> Together:
+def together(folders: Mapping[Role, str], rows: str, tmp_path_factory: pytest.TempPathFactory) -> Together:
     """Return a function for the outcome of a divergence with actor and teacher on one slot."""
 
     @cache
@@ -144,9 +142,7 @@ def test_a_column_names_the_teacher_of_each_row(
     with ExitStack() as stack:
         servers = {domain: stack.enter_context(teaching(folders["teacher"])) for domain in DOMAINS[:-1]}
         urls = {domain: url for domain, (_, url) in servers.items()}
-        several = outcome(
-            tmp_path / "run", folders, options, ["actor", "teacher"], slots=(2,), servers=urls, rows=rows
-        )
+        several = outcome(tmp_path / "run", folders, options, ["actor", "teacher"], slots=(2,), servers=urls, rows=rows)
     for domain, (asked, _) in servers.items():
         texts = [asked.tokenizer.decode(each) for each in asked.asked]
         assert texts

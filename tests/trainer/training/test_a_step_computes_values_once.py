@@ -59,12 +59,18 @@ def passes(
         setattr(ModelRunner, "infer", infer)  # noqa: B010
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Folders of a language model and of a scorer."""
+    root = tmp_path_factory.mktemp("models")
+    return save_tiny(root / "language", seed=3), save_tiny(root / "scorer", seed=4, labels=1)
+
+
 def measured(
-    name: str, tmp_path: Path, overrides: Sequence[str], *, ranks: int = 2, apart: bool = False
+    name: str, models: tuple[str, str], overrides: Sequence[str], *, ranks: int = 2, apart: bool = False
 ) -> tuple[list[dict[str, float]], Any, int]:
     """The records of two steps, the counters after them, and the passes of a rank."""
-    language = save_tiny(tmp_path / "language", seed=3)
-    scorer = save_tiny(tmp_path / "scorer", seed=4, labels=1)
+    language, scorer = models
     folders = {role: language if role in ("actor", "reference") else scorer for role in job_of(name).models()}
     found = run_kept_ranks(ranks, passes, *JOBS[name], folders, of_the_job(name, overrides), apart)
     records = [merge(reports) for reports in zip(*(reports for reports, *_ in found), strict=True)]
@@ -87,11 +93,11 @@ def measured(
     ],
 )
 def test_the_only_update_of_a_step_finds_the_values(
-    name: str, more: tuple[str, ...], critics: int, ranks: int, tmp_path: Path
+    name: str, more: tuple[str, ...], critics: int, ranks: int, models: tuple[str, str]
 ) -> None:
     overrides = (ONE_UPDATE, *more)
-    records, counters, count = measured(name, tmp_path, overrides, ranks=ranks)
-    expected, expected_counters, count_by_pass = measured(name, tmp_path, overrides, ranks=ranks, apart=True)
+    records, counters, count = measured(name, models, overrides, ranks=ranks)
+    expected, expected_counters, count_by_pass = measured(name, models, overrides, ranks=ranks, apart=True)
     assert count_by_pass - count == 2 * critics, "one pass less a step for each critic"
     assert counters == expected_counters
     for one, other in zip(records, expected, strict=True):

@@ -127,7 +127,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("model"), seed=3, labels=1, config=divisible_config())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [KINDS[0], pytest.param("two stages", marks=pytest.mark.slow), *KINDS[2:]],
+)
 def test_gradients_are_reduced_after_the_last_micro_batch(kind: str, model: str) -> None:
     layout, units = UNITS[kind]
     seen, norms, weights = run_kept_ranks(layout.world_size, learnt, model, layout, 1, MUCH)[0]
