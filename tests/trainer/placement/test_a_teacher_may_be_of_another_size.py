@@ -21,6 +21,9 @@ from tests.trainer.tiny import divisible_config, save_tiny
 
 DIVERGENCES: dict[str, dict[str, Any]] = {"Sampled": {}, "Reverse": {"divergence": "Reverse", "topK": 16}}
 
+FEW_DIVERGENCES = ("Reverse", pytest.param("Sampled", marks=pytest.mark.slow))
+"""`test_a_column_names_the_teacher_of_each_row` takes both, of a model and of servers."""
+
 
 def outcome(
     folder: Path,
@@ -111,7 +114,7 @@ def together(folders: Mapping[Role, str], rows: str, tmp_path_factory: pytest.Te
     return made
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("name", FEW_DIVERGENCES)
 def test_a_teacher_of_another_size_may_have_its_own_pool(
     name: str, folders: Mapping[Role, str], rows: str, together: Together, tmp_path: Path
 ) -> None:
@@ -120,7 +123,7 @@ def test_a_teacher_of_another_size_may_have_its_own_pool(
     compare(apart, together(name))
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("name", FEW_DIVERGENCES)
 def test_a_teacher_on_a_server_teaches_as_its_model_does(
     name: str, folders: Mapping[Role, str], rows: str, together: Together, tmp_path: Path
 ) -> None:

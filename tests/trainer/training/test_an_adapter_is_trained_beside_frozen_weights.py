@@ -219,7 +219,13 @@ def go_on(folder: str, output: str, layout: ParallelSizes) -> tuple[Tensors, Ten
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(ONE, marks=pytest.mark.slow), ParallelSizes(data=2), LAYOUTS["2-2-1"][0]], ids=str
+    "layout",
+    [
+        pytest.param(ONE, marks=pytest.mark.slow),
+        ParallelSizes(data=2),
+        pytest.param(LAYOUTS["2-2-1"][0], marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_training_goes_on_on_another_layout(layout: ParallelSizes, learned: Folders) -> None:
     folder, output, seen = learned

@@ -103,8 +103,9 @@ ALIKE = (
     "beginner",
     "safe-ppo",
     "calculator-alone",
+    "helpful-lora",
 )
-"""Jobs whose algorithm and options those of other jobs show too."""
+"""Jobs whose algorithm and options those of other jobs, or the tests of adapters, show too."""
 FEW = ("training.promptBatchSize=4", "training.miniBatchSize=32")
 OVERRIDES = {
     "arithmetic-cispo": FEW,

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.training import model_input
 from rlhf_trainer.training.trainer import ModelRunner
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny
 from tests.trainer.training.test_losses_do_not_depend_on_ranks_micro_batches_or_padding import ALIKE, CASES, update
 
@@ -83,7 +83,7 @@ def readings_of(case: str, folder: str) -> list[int]:
 )
 def test_any_number_of_micro_batches_is_read_as_often(case: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", seed=3, labels=None if CASES[case][1] == "actor" else 1)
-    one, eight = run_ranks(1, readings_of, case, folder)[0]
+    one, eight = run_kept_ranks(1, readings_of, case, folder)[0]
     assert one == eight > 0
 
 

@@ -156,7 +156,13 @@ def teacher_log_probs(folder: str, fields: Fields, options: dict[str, Any], *url
     return found
 
 
-@pytest.mark.parametrize("options", [{}, {"divergence": "Reverse", "topK": 4}], ids=["sampled", "likeliest"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="sampled", marks=pytest.mark.slow),
+        pytest.param({"divergence": "Reverse", "topK": 4}, id="likeliest"),
+    ],
+)
 def test_a_teacher_reads_the_branches(options: dict[str, Any], tmp_path: Path) -> None:
     folder, fields = save_tiny(tmp_path / "model", seed=3), trees(4)
     fields["valid"] = torch.ones(len(fields["tokens"]))
