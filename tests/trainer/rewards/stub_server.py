@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+SHUTDOWN_POLL_SECONDS = 0.01
+"""Interval at which a server looks whether it is to shut down: Python's 0.5 s would be added to every test."""
+
 
 class Server(ThreadingHTTPServer):
     """Scores a response by its length, unless `behave` writes another answer; sees how many requests are under way."""
@@ -79,7 +82,7 @@ def served(behave: Callable[[Handler, dict[str, Any]], None]) -> Iterator[str]:
     """The base URL of a server that answers so while the block runs."""
     server = Server()
     server.behave = behave
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[SHUTDOWN_POLL_SECONDS], daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()
     server.server_close()
