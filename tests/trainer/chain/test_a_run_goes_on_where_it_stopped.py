@@ -43,7 +43,8 @@ def running(output: Path, *options: str, reshards: int = RESHARDS) -> Iterator[s
     """`rlhf run` of the shortened example, whose second step waits until `release`."""
     place = output.parent / "place"
     place.mkdir()
-    environment = {"PYTHONPATH": str(FAULT_SITE), "RLHF_FAULT": f"{place}|wait|generation|{reshards}"}
+    path = os.pathsep.join(filter(None, [str(FAULT_SITE), os.environ.get("PYTHONPATH")]))
+    environment = {"PYTHONPATH": path, "RLHF_FAULT": f"{place}|wait|generation|{reshards}"}
     with continued.running(MANIFEST, output, *SHORT, *options, environment=environment) as process:
         wait_until((place / "fired").exists)
         assert steps_done(output) == 1
