@@ -1,4 +1,4 @@
-"""Agents on a real vLLM: 200 conversations, whose answers are the model's after the ids of their own branches."""
+"""Agents on a real vLLM: many conversations, whose answers are the model's after the ids of their own branches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["vllm_ranks"]
 
 VOCAB_SIZE = 512
 """Of the tokenizer, which encodes what the program says."""
-EPISODES = {1: 200, 2: 12}
+EPISODES = {1: 60, 2: 12}
 """Number of ranks of an engine -> episodes that it plays."""
 
 

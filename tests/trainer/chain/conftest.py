@@ -24,6 +24,8 @@ SHORT = [
     "--set=helpful-ppo:training.totalSteps=3",
     "--set=evaluation.data.limit=45",  # does not divide by 2 ranks
 ]
+KEPT = ("--set=helpful-ppo:checkpoint.everySteps=1", "--set=helpful-ppo:checkpoint.keepLast=3")
+"""Options with which the checkpoints of all steps of PPO are kept."""
 
 LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
 TWO_POOLS = (
@@ -67,7 +69,7 @@ def only_ppo_left(chain: tuple[Path, str], output: Path) -> Path:
 def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """(run folder, what the terminal showed) of the shortened chain on one pool of two slots."""
     output = tmp_path_factory.mktemp("chain") / "run"
-    done = rlhf("run", MANIFEST, "--output", output, *SHORT, "--tensorboard", "--trace")
+    done = rlhf("run", MANIFEST, "--output", output, *SHORT, *KEPT, "--tensorboard", "--trace")
     assert done.returncode == 0, done.stderr
     return output, done.stdout
 

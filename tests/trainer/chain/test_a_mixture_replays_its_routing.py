@@ -1,4 +1,8 @@
-"""GRPO of a tiny mixture on one CPU slot in bfloat16, with the generator's experts and with the trainer's own."""
+"""GRPO of a tiny mixture on one CPU slot in bfloat16, with the generator's experts and with the trainer's own.
+
+Fast tests of its parts: tests/trainer/training/test_routing_is_replayed.py, and
+tests/trainer/generation/test_experts_come_with_responses.py.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "run"
 
 
+@pytest.mark.slow
 def test_a_mixture_learns_with_its_generators_experts(run: Path) -> None:
     replayed, recomputed = (records(run / name) for name in ("replayed", "recomputed"))
     assert len(replayed) == len(recomputed) == STEPS

@@ -22,25 +22,29 @@ from rlhf_trainer.checkpoint import CheckpointStore
 from rlhf_trainer.commands.cli import app
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain import continued
-from tests.trainer.chain.conftest import MANIFEST, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
+from tests.trainer.chain.conftest import KEPT, MANIFEST, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
 from tests.trainer.chain.continued import FAULT_SITE, RUN, assert_same_bits, numbers, status_of, wait_until
 from tests.trainer.measured import SHARED
+from tests.trainer.weights import whole_weights
 
 PPO = "helpful-ppo"
 LAYOUT = (*RUN, *SHARED, "ratio/", "bytes/transfer", "kl/rollout")
 """Metrics that depend on the layout too: rounding errors, padding, and what ranks hold and fetch."""
 RESHARDS = 4
 """Two of the first evaluation and one of each step: when the second step begins to generate."""
+RESHARDS_AFTER_RESUME = 1
+"""Without the first evaluation: when a run that goes on begins to generate."""
 EVERY_STEP = "--set=helpful-ppo:checkpoint.everySteps=1"
 ONE_SLOT = ("--set=helpful-ppo:resources.slotsPerNode=1",)
 
 
 @contextmanager
-def running(output: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def running(output: Path, *options: str, reshards: int = RESHARDS) -> Iterator[subprocess.Popen[str]]:
     """`rlhf run` of the shortened example, whose second step waits until `release`."""
     place = output.parent / "place"
     place.mkdir()
-    environment = {"PYTHONPATH": str(FAULT_SITE), "RLHF_FAULT": f"{place}|wait|generation|{RESHARDS}"}
+    path = os.pathsep.join(filter(None, [str(FAULT_SITE), os.environ.get("PYTHONPATH")]))
+    environment = {"PYTHONPATH": path, "RLHF_FAULT": f"{place}|wait|generation|{reshards}"}
     with continued.running(MANIFEST, output, *SHORT, *options, environment=environment) as process:
         wait_until((place / "fired").exists)
         assert steps_done(output) == 1
@@ -51,10 +55,47 @@ def release(output: Path) -> None:
     (output.parent / "place" / "released").touch()
 
 
-def await_stopping(process: subprocess.Popen[str]) -> None:
-    """Read what a run shows until it has taken note of a signal."""
+def await_stopping(process: subprocess.Popen[str]) -> str:
+    """Read what a run shows until it has taken note of a signal, and return it."""
     assert process.stdout is not None
-    assert any("stopping after this step" in line for line in process.stdout)
+    shown = ""
+    for line in process.stdout:
+        shown += line
+        if "stopping after this step" in line:
+            break
+    assert "stopping after this step" in shown
+    return shown
+
+
+def stop(process: subprocess.Popen[str], output: Path) -> str:
+    """Send all processes of a run SIGTERM in its second step, as service managers do; return what the terminal showed.
+
+    The run must save its second step and leave no process.
+    """
+    family = psutil.Process(process.pid).children(recursive=True)
+    for member in (process, *family):
+        member.send_signal(signal.SIGTERM)
+    shown = await_stopping(process)
+    release(output)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 143, errors
+    assert errors == "error: stopped by SIGTERM; the checkpoint of step 2 is saved\n"
+    status = status_of(output / PPO)
+    assert (status["phase"], status["checkpoint"]["step"]) == ("Stopped", 2)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
+    assert not alive, "something of the run is still there"
+    return shown
+
+
+def killed(whole: Path, output: Path, step: int) -> Path:
+    """Copy a finished run to `output`, as if PPO had been killed before a checkpoint after `step` was whole."""
+    shutil.copytree(whole, output)
+    for checkpoint in CheckpointStore(str(output / PPO / "checkpoints")).all():
+        if checkpoint.step > step:
+            shutil.rmtree(checkpoint.uri)
+    shutil.rmtree(output / PPO / "model")
+    (output / PPO / "status.json").write_text(json.dumps(status_of(output / PPO) | {"phase": "Running"}))
+    return output
 
 
 def steps_done(output: Path) -> int:
@@ -92,33 +133,42 @@ def measured(folder: Path) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def stopped(chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of a run whose processes all got SIGTERM in its second step, as service managers send it."""
+    """The run folder of a run that was stopped in its second step."""
     output = only_ppo_left(chain, tmp_path_factory.mktemp("stopped") / "run")
     with running(output) as process:
-        family = psutil.Process(process.pid).children(recursive=True)
-        for member in (process, *family):
-            member.send_signal(signal.SIGTERM)
-        await_stopping(process)
-        release(output)
-        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 143, errors
-    assert errors == "error: stopped by SIGTERM; the checkpoint of step 2 is saved\n"
-    status = status_of(output / PPO)
-    assert (status["phase"], status["checkpoint"]["step"]) == ("Stopped", 2)
-    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
-    assert not alive, "something of the run is still there"
+        stop(process, output)
     return output
 
 
+def test_a_killed_run_goes_on_and_stops_when_it_is_told_to(chain: tuple[Path, str], tmp_path: Path) -> None:
+    """After its first step, until it is stopped in the second: that is the one of the run that was not disturbed."""
+    output, whole = killed(chain[0], tmp_path / "run", 1), chain[0] / PPO
+    with running(output, *KEPT, reshards=RESHARDS_AFTER_RESUME) as process:
+        shown = stop(process, output)
+    assert f"{PPO}: goes on after step 1, from {output}" in shown
+    mine, theirs = numbers(output / PPO), numbers(whole)
+    assert mine == theirs[:2]
+    assert mine[0]["loss/policy"] != mine[1]["loss/policy"]
+    (saved,), (other,) = (
+        [found.uri for found in CheckpointStore(str(folder / "checkpoints")).all() if found.step == 2]
+        for folder in (output / PPO, whole)
+    )
+    for role in ("actor", "critic"):
+        weights, expected = (whole_weights(f"{uri}/{role}") for uri in (saved, other))
+        assert weights
+        assert all(weights[name].equal(expected[name]) for name in expected)
+    links = status_of(whole)["links"]
+    assert {"actor/product", "critic/product"} <= {link["name"] for link in links if float(link["value"]) > 0}
+
+
+@pytest.mark.slow
 def test_two_runs_with_the_same_seed_measure_the_same_to_the_bit(chain: tuple[Path, str], stopped: Path) -> None:
     """Until the second is stopped; what it goes on to and its model are compared below."""
     mine, theirs = numbers(stopped / PPO), numbers(chain[0] / PPO)
     assert mine == theirs[:2]
-    links = status_of(chain[0] / PPO)["links"]
-    assert {"actor/product", "critic/product"} <= {link["name"] for link in links if float(link["value"]) > 0}
-    assert mine[0]["loss/policy"] != mine[1]["loss/policy"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_as_if_it_never_had(
     chain: tuple[Path, str], stopped: Path, tmp_path: Path
 ) -> None:
@@ -180,12 +230,12 @@ def test_it_goes_on_on_one_slot(chain: tuple[Path, str], stopped: Path, tmp_path
         ("--set=helpful-ppo:training.totalSteps=1", "helpful-ppo: spec.training: gives 1 steps, but 2 are done"),
     ],
 )
-def test_another_experiment_is_refused(stopped: Path, tmp_path: Path, option: str, sentence: str) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(stopped, output)
+def test_another_experiment_is_refused(chain: tuple[Path, str], tmp_path: Path, option: str, sentence: str) -> None:
+    output = killed(chain[0], tmp_path / "run", 2)
+    before = (output / PPO / "metrics.jsonl").read_bytes()
     done = CliRunner().invoke(app, ["run", str(MANIFEST), f"--output={output}", *SHORT, option])
     assert (done.exit_code, sentence in done.stderr) == (2, True), done.stderr
-    assert steps_done(output) == 2, "nothing is lost"
+    assert (output / PPO / "metrics.jsonl").read_bytes() == before, "nothing is lost"
 
 
 @pytest.mark.slow

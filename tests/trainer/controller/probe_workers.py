@@ -1,6 +1,7 @@
 """Workers without a model, to see how calls and batches move."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from rlhf_trainer.errors import NumericsError
@@ -31,6 +32,12 @@ class Source:
     def make_slowly(self, batch: Batch, *, seconds: float) -> Fields:
         time.sleep(seconds)
         return {"slow": batch["number"] * 10}
+
+    @register(ONE_TO_ALL)
+    def wait_for(self, *, file: str) -> None:
+        """Return once the file exists."""
+        while not Path(file).exists():
+            time.sleep(0.05)
 
     @register(ONE_TO_ALL)
     def rank(self) -> int:

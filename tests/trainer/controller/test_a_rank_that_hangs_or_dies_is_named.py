@@ -1,9 +1,6 @@
 """Two ranks on a real Ray: when one hangs or dies the error says which and in what, and the stacks show where."""
 
-import os
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -21,9 +18,8 @@ from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
-from rlhf_trainer.errors import CommunicationError, user_error
+from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
-from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import Batch, Fields, register
 from tests.patience import PATIENCE_SECONDS
@@ -177,16 +173,3 @@ def test_the_rank_whose_collective_ran_out_of_time_is_not_blamed(tmp_path: Path)
         group.stop()
     assert sentence.startswith("actor.oversleep on rank 0: "), sentence
     assert f"; rank 1 of pool left, process {group.processes[1].pid} is in actor.oversleep (" in sentence
-
-
-def test_a_signal_is_heard_while_ranks_work(group: Group) -> None:
-    """Ray by itself would raise what the handler raised only when a rank has ended."""
-    group.actor.nap(seconds=FOREVER)
-
-    def wait() -> None:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        group.log.drain(deadline=FOREVER)
-
-    with StopSignals(lambda message: None).handled(), pytest.raises((Stopped, SystemError)) as raised:
-        wait()
-    assert isinstance(user_error(raised.value), Stopped)

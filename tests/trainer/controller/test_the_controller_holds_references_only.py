@@ -1,8 +1,12 @@
 """Pools, groups and batches on a real Ray."""
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +19,8 @@ from rlhf_trainer.controller.message import get
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
-from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, NumericsError, TrainerError
+from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, NumericsError, TrainerError, user_error
+from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.telemetry import CONTROLLER, TRANSFER
 from rlhf_trainer.training.distributed import start
 from tests.patience import PATIENCE_SECONDS
@@ -206,6 +211,24 @@ def test_calls_are_timed_by_phase_and_transfer(models: Models) -> None:
     sent_with_what_others_read = ["send to left", "dispatch source.make"]
     sent_when_somebody_waits = ["dispatch sink.read_number", "send to left", "wait for 4 calls"]
     assert controller == sent_with_what_others_read + sent_when_somebody_waits
+
+
+def test_a_signal_is_heard_while_ranks_work(models: Models, tmp_path: Path) -> None:
+    """Ray by itself would raise what the handler raised only when a rank has ended: here, never."""
+    file = tmp_path / "heard"
+    models.source.wait_for(file=str(file))
+
+    def wait() -> None:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        models.log.drain(deadline=DEADLINE)
+
+    try:
+        with StopSignals(lambda message: None).handled(), pytest.raises((Stopped, SystemError)) as raised:
+            wait()
+    finally:
+        file.touch()
+    assert isinstance(user_error(raised.value), Stopped)
+    models.log.drain(deadline=DEADLINE)
 
 
 @pytest.mark.usefixtures("own_ray")

@@ -219,7 +219,7 @@ def test_the_time_of_an_answer_can_be_paused(resumes: bool) -> None:
     found: list[Any] = []
     with environments("Sleeping", seconds=SHORT) as made:
         made.begin(0, seed=0)
-        made.ask(0, "reset", {"seconds": 3 * SHORT})
+        made.ask(0, "reset", {"seconds": 2 * SHORT})
         made.pause(0)
         if resumes:
             made.resume(0)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,7 +16,13 @@ RunRanks = Callable[..., list[Any]]
 @pytest.fixture(scope="session")
 def vllm_ranks() -> RunRanks:
     """`run_ranks`, from the process that has imported vLLM."""
-    return RankServer(import_vllm).run
+    return _server().run
+
+
+@cache
+def _server() -> RankServer:
+    """One for all folders: pytest makes a session fixture again for each module that imports it."""
+    return RankServer(import_vllm)
 
 
 def import_vllm() -> None:

@@ -91,7 +91,9 @@ def draft_with_new_weights(folder: str, draft: str, groups: tuple[tuple[int, ...
     return [shares, texts, accepted / offered, restored[0] / restored[1], held, asleep]
 
 
-@pytest.mark.parametrize("groups", [((0,),), ((0, 1),)], ids=["one rank", "two shards"])
+@pytest.mark.parametrize(
+    "groups", [pytest.param(((0,),), id="one rank", marks=pytest.mark.slow), pytest.param(((0, 1),), id="two shards")]
+)
 def test_a_model_drafts_for_others(tmp_path: Path, vllm_ranks: RunRanks, groups: tuple[tuple[int, ...], ...]) -> None:
     folder, draft = save_config(tmp_path / "model", "llama"), save_config(tmp_path / "draft", "llama")
     model_of(draft, SEED).save_pretrained(draft)

@@ -18,11 +18,19 @@ from urllib.request import urlopen
 
 import pytest
 
-from rlhf_trainer.pods.sidecar import LogFollower, kept_log
+from rlhf_trainer.pods.sidecar import POLL_SECONDS, LogFollower, kept_log
 from rlhf_trainer.run_folder import attempt as attempts
 from rlhf_trainer.run_folder.attempt import EXIT, AttemptId, write_exit
 from rlhf_trainer.run_folder.lock import only_run_in, owned
 from tests.patience import PATIENCE_SECONDS
+
+IMPATIENT = """
+from rlhf_trainer.pods import sidecar
+from rlhf_trainer.run_folder import attempt
+attempt.SILENCE_SECONDS = 1.0
+sidecar.main()
+"""
+"""A side-car that takes a trainer for dead after 1 s without a beat, instead of 20 s."""
 
 
 def until(happened: Callable[[], Any]) -> Any:
@@ -68,14 +76,13 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def side_car(tmp_path: Path) -> Iterator[SideCar]:
-    """Of attempt 2, which this process belongs to, too."""
+def side_car(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SideCar]:
+    """Of attempt 2, which this process belongs to, too; its parameter, if any, is the program to start."""
     output, logs, shown, port = tmp_path / "run", tmp_path / "ray" / "logs", tmp_path / "shown", free_port()
     (output / "job").mkdir(parents=True)
     command = [
         sys.executable,
-        "-m",
-        "rlhf_trainer.pods.sidecar",
+        *getattr(request, "param", ("-m", "rlhf_trainer.pods.sidecar")),
         str(output / "job"),
         f"--port={port}",
         f"--logs={logs}",
@@ -199,13 +206,14 @@ def test_told_to_end_it_stays_until_the_trainer_has_ended(side_car: SideCar) -> 
     until((side_car.output / attempts.LIFE).exists)
     side_car.process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
-        side_car.process.wait(timeout=3)
+        side_car.process.wait(timeout=3 * POLL_SECONDS)
     assert not side_car.answers()["complete"], "it goes on serving"
     ends.set()
     thread.join()
     assert side_car.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.parametrize("side_car", [("-c", IMPATIENT)], indirect=True, ids=["impatient"])
 def test_told_to_end_it_does_not_wait_for_a_trainer_that_is_dead(side_car: SideCar) -> None:
     with owned(side_car.output):
         pass  # and no exit.json: it was killed

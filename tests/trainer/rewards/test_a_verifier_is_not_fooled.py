@@ -13,9 +13,11 @@ import pytest
 
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.rewards import verifiers
 from rlhf_trainer.rewards.function import UserFunction
-from rlhf_trainer.rewards.sample import STOPPED, Sample, Score
+from rlhf_trainer.rewards.sample import SCORE, STOPPED, Sample, Score
 from rlhf_trainer.rewards.supervision import ChildLimits, judge_in_children
+from rlhf_trainer.rewards.verifiers import OPTIONS
 from rlhf_trainer.workers.scoring import code_of
 
 Table = Sequence[tuple[Any, str, float]]
@@ -44,7 +46,6 @@ MATH: Table = [
     ("4", "\\boxed{}", 0),
     ("4", "\\boxed{4", 0),
     ("x^2+2x+1", "$(x+1)^2$", 1),
-    ("4", "$9^{9^{9^{9^{9}}}}$", 0),
     ("4", "((((" * 500, 0),
     ("4", "nan", 0),
     ("4", "$\\infty$", 0),
@@ -160,9 +161,10 @@ JSON: Table = [
 REGEX: Table = [
     (None, "aaab", 1),
     (None, "b", 0),
-    (None, "a" * 64 + "!", 0),
     (None, "", 0),
 ]
+ENDLESS_FORMULA: Table = [("4", "$9^{9^{9^{9^{9}}}}$", 0), ("4", "4", 1)]
+ENDLESS_SEARCH: Table = [(None, "a" * 64 + "!", 0), (None, "ab", 1)]
 FORMAT: Table = [
     (None, "<think>2 and 2</think>\n<answer>4</answer>", 1),
     (None, "<think></think><answer></answer>", 1),
@@ -206,6 +208,8 @@ TABLES: Mapping[str, tuple[str, dict[str, Any], Table]] = {
         JSON,
     ),
     "Regex": ("Regex", {"pattern": r"^(a+)+b$"}, REGEX),
+    "Regex that never ends": ("Regex", {"pattern": r"^(a+)+b$"}, ENDLESS_SEARCH),
+    "Math that never ends": ("Math", {}, ENDLESS_FORMULA),
     "Format": ("Format", {"tags": ["think", "answer"]}, FORMAT),
     "Length": ("Length", {"minimum": 3, "maximum": 5}, LENGTH),
 }
@@ -310,7 +314,13 @@ def scores(
         code.close()
 
 
-@pytest.mark.parametrize("case", TABLES)
+ENDLESS = ("Regex that never ends", "Math that never ends")
+"""Tables with a response that takes the time limit, 5 s."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in ENDLESS else []) for case in TABLES]
+)
 def test_every_answer_of_its_table_gets_its_score(case: str) -> None:
     name, options, table = TABLES[case]
     found = scores(name, options, {"answer": [row[0] for row in table]}, [row[1] for row in table])
@@ -319,6 +329,17 @@ def test_every_answer_of_its_table_gets_its_score(case: str) -> None:
         for row, ((_, response, _), score) in enumerate(zip(table, found, strict=True))
     }
     assert judged == pytest.approx({(row, response[:80]): value for row, (_, response, value) in enumerate(table)})
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_a_judgement_that_never_ends_is_stopped(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifiers, "JUDGEMENT_SECONDS", 0.5)
+    name, options, table = TABLES[case]
+    verifier = RewardVerifier.model_validate({"verifier": {"name": name, **options}}).verifier
+    given: Any = {OPTIONS: [verifier.model_dump(mode="json"), 600.0, 1], "answer": [row[0] for row in table]}
+    responses = [row[1] for row in table]
+    found = verifiers.score(["?"] * len(table), responses, [True] * len(table), **given)
+    assert found == [{SCORE: 0.0, STOPPED: 1.0}, 1.0]
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +356,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def passed(folder: Path) -> dict[str, float | None]:
     """The share of the tests that each response passes."""
     responses = [code.replace("FOLDER", str(folder)) for code, _ in CODE.values()]
-    options = {"seconds": 1.0, "memoryMebibytes": 256}
+    options = {"seconds": 0.5, "memoryMebibytes": 256}
     others = psutil.Process().children(recursive=True)
     found = scores("Code", options, {"tests": [TESTS] * len(CODE)}, responses)
     assert [process for process in psutil.Process().children(recursive=True) if process not in others] == []
@@ -381,10 +402,10 @@ def test_a_response_has_no_more_time_than_its_call() -> None:
 
 def test_only_seconds_of_the_cpu_count() -> None:
     """As on a machine where other processes are in turn; who computes for ever is stopped and marked."""
-    limits = ChildLimits(seconds=1.0, memory=2**30)
+    limits = ChildLimits(seconds=0.5, memory=2**30)
 
     def judge(item: int) -> float:
-        time.sleep(1.2)
+        time.sleep(0.6)
         while item:
             pass
         return 1.0

@@ -26,7 +26,7 @@ HERE, PATH = "tests.trainer.rewards.user_functions", user_functions.__file__
 FILE = rf" \({PATH}:\d+\)"
 """Where a function begins, or fails."""
 OFFENDER = 'the sample is row 12 of step 3, prompt "q2", response "bad"'
-SECONDS, PATIENT = 2.0, 60.0
+SECONDS, PATIENT = 1.0, 60.0
 """Time limits of the functions that never return, and of all others."""
 
 
@@ -137,8 +137,8 @@ def test_a_column_that_is_not_there_is_told() -> None:
         "kills_its_guard": r"was ended by signal 9 \(SIGKILL\)",
         "kills_its_group": r"was ended by signal 9 \(SIGKILL\)",
         "crashes": r"was ended by signal 11 \(SIGSEGV\)",
-        "never_returns": r"did not return within 2 s",
-        "sleeps": r"did not return within 2 s",
+        "never_returns": r"did not return within 1 s",
+        "sleeps": r"did not return within 1 s",
         # 120: Python could not write what it had kept
         "closes_everything": r"ended its process with exit code (1|120)",
         "is_ended_in_real_time": r"was ended by signal 35",
@@ -219,7 +219,7 @@ def test_a_module_is_imported_once_for_all_calls(tmp_path: Path, monkeypatch: py
 
 
 def test_a_long_import_is_no_part_of_a_call_or_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IMPORT_TAKES", "2")
+    monkeypatch.setenv("IMPORT_TAKES", "1")
     with function("is_killed", seconds=0.5) as made, pytest.raises(UserCodeError) as raised:
         made.scores(WITH_ONE_BAD)
     assert str(raised.value).endswith(f"was ended by signal 9 (SIGKILL); {OFFENDER}")

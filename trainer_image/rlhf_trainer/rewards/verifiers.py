@@ -23,6 +23,8 @@ from rlhf_trainer.thoughts import BEGUN, THOUGHTS
 OPTIONS: Final = "verifier()"
 JUDGING_SHARE = 0.8
 """Share of a call's time limit after which the verifier judges no further response."""
+JUDGEMENT_SECONDS = 5.0
+"""Most CPU time of a response: some regular expressions and formulas never end."""
 BLOCK = re.compile(r"```[^\S\n]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
 PYTHON = ("python", "py", "python3")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -81,7 +83,7 @@ def score(
     expected = [expectation(chosen, value) for value in given[column]] if column else [()] * len(responses)
     places = [place for place, is_finished in enumerate(finished) if is_finished]
     items = [(_turn(chosen, prompts[place], responses[place]), expected[place]) for place in places]
-    limits = ChildLimits(seconds=5.0, memory=1024 * MEBIBYTE)  # against regular expressions and formulas that never end
+    limits = ChildLimits(seconds=JUDGEMENT_SECONDS, memory=1024 * MEBIBYTE)
     if isinstance(chosen, spec.Code):
         require_sandbox()
         limits = ChildLimits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
