@@ -37,6 +37,7 @@ class Pool:
     def _keep(self, port: int) -> None:
         # As in an image, the trainer's packages are not there.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
         while not self._is_over.is_set():
             folder = Path(tempfile.mkdtemp(prefix="sandbox-"))
             words = (sandbox_server.__file__, folder, port, self._seconds, IDLE_SECONDS)

@@ -39,10 +39,10 @@ def user_code() -> Iterator[Rule]:
     step = Field("rollout.stepTimeoutSeconds")
     times["rollout.stepTimeoutSeconds"] = (ENVIRONMENT | TOOLS | AGENT).then(step, 0.0)
     yield Rule("rollout.tools", ~(TOOLS & ENVIRONMENT), "are an environment themselves; rollout.environment is another")
-    runs_code = ENVIRONMENT | TOOLS | (Field("models.reward.verifier.name").or_else("") == "Code")
+    runs_code = ENVIRONMENT | TOOLS | AGENT | (Field("models.reward.verifier.name").or_else("") == "Code")
     for path, name in CODE_IN.items():
         runs_code |= Field(path).where(name.or_else("") == "Code").size() > 0
-    message = "is for the verifier Code, rollout.environment and rollout.tools only"
+    message = "is for the verifier Code, rollout.environment, rollout.tools and rollout.agent only"
     yield Rule("sandbox", Field("sandbox").is_given.implies(runs_code), message)
     for path in ("data.train", "data.train.mix[]", "evaluation.data", "evaluation.data.sets[]"):
         named = Field(f"{path}.toolsKey").is_given

@@ -58,10 +58,10 @@ class Played:
     """An environment whose episodes are in sandboxes."""
 
     def __init__(self, sandboxes: Sandboxes, *entrypoints: str, seconds: float = 20.0, **arguments: Any) -> None:
-        limits: dict[str, Any] = {"arguments": arguments, "seconds": seconds}
-        begin = SandboxedEpisodes(sandboxes, entrypoints, patience=PATIENT, **limits).begin
+        given: dict[str, Any] = {"arguments": arguments, "patience": PATIENT}
+        begin = SandboxedEpisodes(sandboxes, entrypoints, **given).begin
         path = "job: spec.rollout.environment"
-        self.made = Environments(entrypoints, path=path, in_sandbox=begin, patience=PATIENT, **limits)
+        self.made = Environments(entrypoints, path=path, in_sandbox=begin, seconds=seconds, **given)
         self.made.ready()
 
     def call(self, number: int, method: str, given: Any) -> Any:
@@ -163,9 +163,9 @@ def test_a_module_that_cannot_be_imported_is_named(made_pool: tuple[Sandboxes, P
 
 def test_nobody_waits_for_a_sandbox_for_ever(module: str) -> None:
     nobody = Sandboxes("127.0.0.1", 9, 1, 60.0)
-    limits: dict[str, Any] = {"arguments": {"wanted": 1}, "seconds": 5.0}
-    begin = SandboxedEpisodes(nobody, [f"{module}:Shop"], patience=1.0, **limits).begin
-    made = Environments([f"{module}:Shop"], path="job: spec.rollout", in_sandbox=begin, patience=1.0, **limits)
+    given: dict[str, Any] = {"arguments": {"wanted": 1}, "patience": 1.0}
+    begin = SandboxedEpisodes(nobody, [f"{module}:Shop"], **given).begin
+    made = Environments([f"{module}:Shop"], path="job: spec.rollout", in_sandbox=begin, seconds=5.0, **given)
     made.begin(0, seed=1)
     made.ask(0, "reset", {"prompt": "a"})
     while not (found := made.answers(seconds=1.0)):

@@ -128,7 +128,8 @@ class Environments:
         limits = [each.until for each in self._episodes.values() if each.until is not None]
         longest = max(POLL_SECONDS, min(limits) - time.monotonic()) if limits and not found else 0
         for key, _ in self._selector.select(min(seconds, longest)):
-            found.append((key.data, self._read(key.data)))
+            if (answer := self._read(key.data)) is not None:
+                found.append((key.data, answer))
         now = time.monotonic()
         for number in [number for number, each in self._episodes.items() if each.until and each.until <= now]:
             found.append((number, self._lateness()))
@@ -165,17 +166,22 @@ class Environments:
             self._selector.unregister(episode.channel)
 
     def _read(self, number: int) -> Any:
-        """Return the answer of an episode whose socket has something to read, or an AnswerFailure."""
+        """Return the answer of an episode whose socket has something to read, or an AnswerFailure.
+
+        None: its request has reached a sandbox, and from now on its time counts.
+        """
         episode = self._episodes[number]
         left = min((episode.until or 0.0) - time.monotonic(), self._seconds)
-        self._drop_request(episode)
         try:
             episode.channel.settimeout(max(left, POLL_SECONDS))
             answer = receive(episode.channel)
-        except TimeoutError:
-            return self._lateness()
-        except (OSError, EOFError):
-            return self._failure_of(number)
+        except (OSError, EOFError) as error:
+            self._drop_request(episode)
+            return self._lateness() if isinstance(error, TimeoutError) else self._failure_of(number)
+        if "begun" in answer:
+            episode.until = time.monotonic() + self._seconds
+            return None
+        self._drop_request(episode)
         return AnswerFailure(answer["problem"]) if "problem" in answer else answer["answer"]
 
     def _lateness(self) -> AnswerFailure:

@@ -44,9 +44,9 @@ def environments_of(job: Job, sandboxes: Sandboxes | None = None) -> Environment
         entrypoints = [AGENT, *filter(None, [rollout.agent.entrypoint])]
         arguments = rollout.agent.model_dump(mode="json")
     seconds, patience = rollout.step_timeout_seconds, job.spec.training.call_deadline / 2
-    limits: dict[str, Any] = {"arguments": arguments, "seconds": seconds}
-    begin = SandboxedEpisodes(sandboxes, entrypoints, patience=patience, **limits).begin if sandboxes else None
-    return Environments(entrypoints, path=_path(job), in_sandbox=begin, patience=patience, **limits)
+    given: dict[str, Any] = {"arguments": arguments, "patience": patience}
+    begin = SandboxedEpisodes(sandboxes, entrypoints, **given).begin if sandboxes else None
+    return Environments(entrypoints, path=_path(job), in_sandbox=begin, seconds=seconds, **given)
 
 
 def try_environment(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
