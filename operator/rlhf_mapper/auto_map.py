@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +34,8 @@ HALF = 2
 """Bytes of a number in bf16."""
 MAX_NODES = 4096
 """Largest number of nodes to try in the search for the smallest cluster on which a job fits."""
+MAX_SIMULATED = 8
+"""Number of mapping problems whose simulations a process keeps, for the next cluster that is asked about."""
 ONE = Architecture(layers=1, hidden=1, heads=1, kv_heads=1, head_size=1, ffn=1, vocabulary=1)
 """Tiny model by which the state bytes per parameter are computed, since these are the same for every model."""
 
@@ -211,7 +215,14 @@ def task_of(
     requests = {role: _request(job, role, shapes[role], load.work[role], device) for role in job.placed_roles()}
     training = job.spec.training
     software = software_for(device, training.precision, training.attention, training.kernels, job.spec.rollout)
-    return MappingProblem(requests=requests, load=load, software=software, correction=correction or Correction())
+    inputs: dict[str, Any] = {"requests": requests, "load": load, "software": software, "correction": correction or Correction()}
+    return MappingProblem(**inputs, simulated=_simulated(repr(inputs)))
+
+
+@lru_cache(maxsize=MAX_SIMULATED)
+def _simulated(_: str) -> Simulated:
+    """Return the results of earlier simulations of the mapping problem with this text, on any clusters."""
+    return Simulated()
 
 
 def _with_prediction(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> DeviceMapping:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_mapper import kernels
+from rlhf_mapper import auto_map, kernels
 from rlhf_mapper.hardware import GPUS, Cluster
+from rlhf_mapper.pools import Simulated
 from rlhf_mapper.simulate import memory, passes
 from tests.mapper.planned_jobs import drawn
 from tests.mapper.test_plans_keep_their_promises import TOLERANCE, seconds_of
@@ -33,6 +34,7 @@ def test_a_better_gpu_is_never_slower(figures: tuple[str, ...], seeds: range, mo
     By a rule of the trainer a larger one keeps whole gradients, with less left for activations (seed 435). And shares
     of the roofline are those of the measured GPU that is most similar, which may be another one (seed 13).
     """
+    monkeypatch.setattr(auto_map, "_simulated", lambda _: Simulated())  # what other tests simulated has other figures
     monkeypatch.setattr(memory, "WHOLE_GRADIENTS", 0.0)
     nearest = kernels.nearest
     for module in (kernels, passes):
