@@ -1,7 +1,6 @@
 """Programs of agents in sandboxes reach the proxy through the connection of their episode, as programs beside it do."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -51,6 +50,6 @@ def test_a_closed_connection_ends_its_call(troupe: Troupe, episodes: dict[str, P
 
 
 def test_a_lost_sandbox_ends_its_episode_only(troupe: Troupe) -> None:
-    lost, well = troupe.play({"does": "leaves"}, {"does": "plain"})
+    lost, well = troupe.play({"does": "quits"}, {"does": "plain"})
     assert lost.failure == "lost its sandbox, or ended its process there"
     assert (well.failure, well.reward) == ("", 1.0)

@@ -28,6 +28,9 @@ from rlhf_trainer.rewards.supervision import AnswerFailure
 POLL_SECONDS = 0.001
 """Shortest wait in seconds for the answer of an episode that is late."""
 
+BEGUN = object()
+"""News of an episode that is no answer; see `Environments._read`."""
+
 
 @dataclass
 class RunningEpisode:
@@ -128,7 +131,7 @@ class Environments:
         limits = [each.until for each in self._episodes.values() if each.until is not None]
         longest = max(POLL_SECONDS, min(limits) - time.monotonic()) if limits and not found else 0
         for key, _ in self._selector.select(min(seconds, longest)):
-            if (answer := self._read(key.data)) is not None:
+            if (answer := self._read(key.data)) is not BEGUN:
                 found.append((key.data, answer))
         now = time.monotonic()
         for number in [number for number, each in self._episodes.items() if each.until and each.until <= now]:
@@ -168,7 +171,7 @@ class Environments:
     def _read(self, number: int) -> Any:
         """Return the answer of an episode whose socket has something to read, or an AnswerFailure.
 
-        None: its request has reached a sandbox, and from now on its time counts.
+        BEGUN: its request has reached a sandbox, and from now on its time counts.
         """
         episode = self._episodes[number]
         left = min((episode.until or 0.0) - time.monotonic(), self._seconds)
@@ -180,7 +183,7 @@ class Environments:
             return self._lateness() if isinstance(error, TimeoutError) else self._failure_of(number)
         if "begun" in answer:
             episode.until = time.monotonic() + self._seconds
-            return None
+            return BEGUN
         self._drop_request(episode)
         return AnswerFailure(answer["problem"]) if "problem" in answer else answer["answer"]
 

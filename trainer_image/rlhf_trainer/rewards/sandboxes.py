@@ -120,8 +120,8 @@ class Sandboxes:
 @lru_cache
 def _resolved(host: str, port: int) -> tuple[str, int]:
     """Return the address of a Service, which stays as it is; OSError before the Service is there."""
-    address, port, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
-    return str(address), int(port)
+    address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    return str(address[0]), port
 
 
 def sources(modules: Iterable[str]) -> dict[str, str]:
