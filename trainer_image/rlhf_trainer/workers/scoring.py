@@ -61,7 +61,9 @@ class ScoringWorker:
         """setting: of the model in the reward, if the reward has one, else of any model with the actor's tokenizer."""
         self._tokenizer, self._terms = setting.actors_tokenizer(), terms_of(setting.job)
         # at once, so that functions import their modules while the model is loaded
-        self._code = reward_code(setting.job, ranks=dist.get_world_size())
+        self._code = reward_code(
+            setting.job, ranks=dist.get_world_size(), sandboxes=Sandboxes.of(setting.job.spec.sandbox)
+        )
         self._shaping = getattr(setting.job.spec.algorithm, "rewards", RewardShaping())
         self._moments: dict[str, RunningMoments] = {}
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
@@ -218,12 +220,14 @@ def terms_of(job: Job) -> dict[str, RewardTerm]:
     return {path: RewardTerm(name="all", reward=reward)} if reward else {}
 
 
-def reward_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
-    """Return the functions, verifiers, services and judges of a job's reward by field; their processes are started."""
+def reward_code(job: Job, *, ranks: int, sandboxes: Sandboxes | None = None) -> dict[str, UserCode]:
+    """Return the functions, verifiers, services and judges of a job's reward by field; their processes are started.
+
+    sandboxes: those that serve this process; only workers have some.
+    """
     deadline = job.spec.training.call_deadline
-    pods = Sandboxes.of(job.spec.sandbox)
     return {
-        path: code_of(term.reward, ranks=ranks, deadline=deadline, path=path, sandboxes=pods)
+        path: code_of(term.reward, ranks=ranks, deadline=deadline, path=path, sandboxes=sandboxes)
         for path, term in terms_of(job).items()
         if not isinstance(term.reward, Model)
     }
@@ -289,7 +293,9 @@ class JudgeWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._tokenizer = setting.tokenizer()
-        self._judges = evaluation_code(setting.job, ranks=dist.get_world_size())
+        self._judges = evaluation_code(
+            setting.job, ranks=dist.get_world_size(), sandboxes=Sandboxes.of(setting.job.spec.sandbox)
+        )
         for judge in self._judges.values():
             judge.ready()
 
@@ -332,7 +338,7 @@ def measures_of(name: str, scores: Sequence[Score], taken: Collection[str]) -> d
     return found
 
 
-def evaluation_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
+def evaluation_code(job: Job, *, ranks: int, sandboxes: Sandboxes | None = None) -> dict[str, UserCode]:
     """Return the functions and verifiers of a job's evaluation by name; their processes are started.
 
     ranks: number of ranks of this machine's worker, which share its CPUs.
@@ -340,7 +346,6 @@ def evaluation_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
     evaluation, deadline = job.spec.evaluation, job.spec.training.call_deadline
     if evaluation is None:
         return {}
-    pods = Sandboxes.of(job.spec.sandbox)
-    path, code = f"{job.name}: spec.evaluation", partial(code_of, ranks=ranks, deadline=deadline, sandboxes=pods)
+    path, code = f"{job.name}: spec.evaluation", partial(code_of, ranks=ranks, deadline=deadline, sandboxes=sandboxes)
     functions = {each.name: code(each, path=f"{path}.functions") for each in evaluation.functions}
     return functions | {each.name: code(each, path=f"{path}.verifiers") for each in evaluation.verifiers}
