@@ -24,7 +24,9 @@ Phase = Literal[StartPhase, "Running", "Restarting", "Suspending", "Suspended", 
 StartCondition = Literal["Accepted", "InputsReady", "Mapped", "QuotaReserved", "ClusterReady"]
 Readiness = Literal["Ready", "Reconciling", "Stalled"]
 """Conditions by which other tools tell a job's state: kstatus, which Flux uses, and Argo CD's health script."""
-ConditionType = Literal[StartCondition, "Training", "Slow", "Suspended", "Complete", "Failed", Readiness]
+ConditionType = Literal[
+    StartCondition, "Training", "Slow", "SandboxesReady", "Suspended", "Complete", "Failed", Readiness
+]
 AttemptEnd = Literal["Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn", "Yielded", "Resized"]
 Outcome = Literal["Starting", "Running", AttemptEnd]
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP)]

@@ -21,6 +21,8 @@ ON_THEIR_WAY: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 MAX_PODS: Final = 4
 WORTH_SHOWING: Final = frozenset({"BetterPlacement", "SmallerMicroBatches", "ShapesUnknown", "QueueIgnored"})
 """Reasons of conditions that are explained to the user even while the job runs."""
+TROUBLE: Final[Mapping[ConditionType, str]] = {"Training": "Unknown", "Slow": "True", "SandboxesReady": "False"}
+"""Conditions that are explained to the user while the job runs, with the status for which they are."""
 OPERATORS: Final = "kubectl get deployments -A -l app.kubernetes.io/name=rlhf-operator"
 
 
@@ -140,9 +142,9 @@ def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
     if status.checkpoint:
         saved = status.checkpoint
         yield f"Step {saved.step} was saved {_ago(parsed(saved.time), now)} ago"
-    for kind in ("Training", "Slow"):
+    for kind, state in TROUBLE.items():
         each = found(status.conditions, kind)
-        if each and (kind, each.status) in (("Training", "Unknown"), ("Slow", "True")):
+        if each and each.status == state:
             yield from _explain(name, each)
     for each in status.conditions:
         if each.reason in WORTH_SHOWING:

@@ -15,6 +15,7 @@ POOL: Final = "rlhf.hybridflow.io/pool"
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"
 READER: Final = "reader"  # a pod that reads model shapes and belongs to no attempt
+SANDBOX: Final = "sandbox"  # a pod that runs code of the model for one response or episode
 
 SIZE_IS_NOMINAL: Final = "rlhf.hybridflow.io/size-is-nominal"  # true on a claim whose size is no limit, as with NFS
 
@@ -40,6 +41,7 @@ STATUS_PORT: Final = 8490  # the trainer's /status.json
 TRAINER_METRICS_PORT: Final = 8491  # the trainer's /metrics
 DASHBOARD_PORT: Final = 8265  # Ray's dashboard, where KubeRay submits the job and reads its state
 RAY_METRICS_PORT: Final = 8080
+SANDBOX_PORT: Final = 8492  # of a sandbox, where the trainer's request comes in
 
 GPU_PRODUCTS: Final = (
     "nvidia.com/gpu.product",
@@ -96,6 +98,16 @@ def gpu_product(labels: Mapping[str, str], resource: str) -> str:
 def rayjob_name(job: str, attempt: int) -> str:
     """Return the name of an attempt's RayJob."""
     return f"{job}-a{attempt}"
+
+
+def sandboxes_name(rayjob: str) -> str:
+    """Return the name of the Job, the Service and the NetworkPolicy of an attempt's sandboxes."""
+    return f"{rayjob}-sandbox"
+
+
+def sandboxes_address(rayjob: str, namespace: str) -> str:
+    """Return host and port at which the trainer finds the sandboxes of an attempt."""
+    return f"{sandboxes_name(rayjob)}.{namespace}.svc:{SANDBOX_PORT}"
 
 
 def shape_reader_name(job: str, attempt: int, models: str) -> str:

@@ -106,7 +106,7 @@ class ObservedPod:
     uid: str
     attempt: int
     role: str
-    """Role of the pod: names.CONTROLLER, names.WORKER or names.READER."""
+    """Role of the pod: names.CONTROLLER, names.WORKER, names.READER or names.SANDBOX."""
     pool: str = ""
     phase: str = "Pending"
     ready: bool = False
@@ -249,6 +249,8 @@ class Snapshot:
     """Disrupted pods of the current attempt that are deleted, as they were last observed; none of an elastic pool."""
     readers: tuple[ObservedPod, ...] = ()
     """Pods that read the shapes of models for the job; `pods` does not contain them."""
+    sandboxes: tuple[ObservedPod, ...] = ()
+    """Pods that run code of the model, of any attempt; `pods` does not contain them."""
     inputs: Mapping[str, ObservedInput] = field(default_factory=dict)
     """Existing input jobs by name: the jobs that the spec names by job://, and the input jobs of these jobs."""
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)

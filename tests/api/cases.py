@@ -226,6 +226,15 @@ RIGHT: dict[str, Case] = {
     "tools": Case("GRPO", (TOOLS,)),
     "an agent instead of a reward": Case("GRPO", (AGENT, "models.reward=")),
     "an agent and a reward": Case("RLOO", (COMMAND, FUNCTION, "rollout.maxTurns=2", "rollout.routing=Recompute")),
+    "tools in sandboxes": Case(
+        "GRPO", (TOOLS, "sandbox={image: 'python:3.12', network: Egress, warm: 64, seconds: 60}")
+    ),
+    "an environment in sandboxes": Case("PPO", (ENVIRONMENT, "sandbox={cpu: 250m, memory: 512Mi}")),
+    "code in sandboxes": Case("GRPO", ("models.reward={verifier: {name: Code}}", "sandbox={}")),
+    "code of a sum in sandboxes": Case(
+        "GRPO", (_sum(_part("a", "{verifier: {name: Code}}"), _part("b", "{uri: hf://r}")), "sandbox={network: None}")
+    ),
+    "code of an evaluation in sandboxes": Case("PPO", (VERIFIERS.replace("Math", "Code"), "sandbox={}")),
     "GSPO": Case("GRPO", ("algorithm.ratio=Sequence",)),
     "distillation": Case("Distillation", (ALONE, VERIFIERS, "algorithm.divergence=Forward", "algorithm.topK=8")),
     "distillation with a reward": Case("Distillation", ("rollout.keep=0.5", EVALUATION)),
@@ -632,6 +641,16 @@ WRONG: dict[str, Case] = {
     "no actor": Case("PPO", ("models.actor=",), "spec.models.actor"),
     "no critic": Case("PPO", ("models.critic=",), "spec.models.critic"),
     "no reward": Case("GRPO", ("models.reward=",), "spec.models.reward"),
+    "sandboxes without code of the model": Case("GRPO", ("sandbox={}",), "spec.sandbox"),
+    "sandboxes of another verifier": Case("PPO", (VERIFIERS, "sandbox={}"), "spec.sandbox"),
+    "sandboxes of SFT": Case("SFT", ("sandbox={warm: 2}",), "spec.sandbox"),
+    "no sandbox": Case("GRPO", (TOOLS, "sandbox={warm: 0}"), "spec.sandbox.warm"),
+    "too many sandboxes": Case("GRPO", (TOOLS, "sandbox={warm: 1001}"), "spec.sandbox.warm"),
+    "a sandbox without CPUs": Case("GRPO", (TOOLS, "sandbox={cpu: '0'}"), "spec.sandbox.cpu"),
+    "a sandbox without memory": Case("GRPO", (TOOLS, "sandbox={memory: 1Ki}"), "spec.sandbox.memory"),
+    "an unknown network of sandboxes": Case("GRPO", (TOOLS, "sandbox={network: Host}"), "spec.sandbox.network"),
+    "an image of sandboxes with a space": Case("GRPO", (TOOLS, "sandbox={image: 'a b'}"), "spec.sandbox.image"),
+    "sandboxes for no time": Case("GRPO", (TOOLS, "sandbox={seconds: 0}"), "spec.sandbox.seconds"),
     "tools and no reward": Case("GRPO", (TOOLS, "models.reward="), "spec.models.reward"),
     "tools and an environment": Case("GRPO", (TOOLS, ENVIRONMENT), "spec.rollout.tools"),
     "tools of the job and of the rows": Case("GRPO", (TOOLS, "data.train.toolsKey=t"), "spec.data.train.toolsKey"),

@@ -25,7 +25,8 @@ environment and its interpreter, read-only (`settings.mounts`), in an almost emp
 code is in the next pod. What such a pod cannot show is that something is missing from a real image: the golden path's
 operator runs from the image that `images.build` builds, and `pods/test_the_trainers_image.py` (slow) has both.
 
-Not there: GPU devices (a node may be given invented ones), NetworkPolicy enforcement, load balancers, dynamic volumes.
+Not there: GPU devices (a node may be given invented ones), load balancers, dynamic volumes. NetworkPolicies are
+enforced by `network_plugin.py`, for TCP and UDP in both directions, half a second after a pod has its address.
 Level pods has run on cgroup v1 (hybrid); version 2 has its code path in `cgroups.py`, which has not run yet.
 
 The programs are built from the modules in `go/` by `build.sh` and kept by content (`build.py`,

@@ -10,11 +10,14 @@ Those of the product are built by `images.build`, and brought into a cluster by 
 import hashlib
 import io
 import json
+import os
 import platform
 import sys
 import tarfile
 from pathlib import Path
 from typing import Any
+
+from tests.cluster.settings import ROOT
 
 HOSTROOT = "localhost/hostroot:test"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -31,6 +34,7 @@ FILES = {
 }
 ENVIRONMENT = {
     "PATH": f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin",
+    "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("crds", "operator", "trainer_image", "examples")),
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",

@@ -99,7 +99,8 @@ def new_settings(level: Level, folder: Path, programs: Path, nodes: int = 1, evi
 def mounts(programs: Path) -> list[str]:
     """What a container needs of this machine: /usr, the repository, the environment, its interpreter, the programs."""
     interpreter = Path(sys.base_prefix)
-    wanted = [Path("/usr"), ROOT, Path(sys.prefix), interpreter, interpreter.resolve(), programs]
+    environment = Path(sys.prefix)  # a link, in a worktree that shares it
+    wanted = [Path("/usr"), ROOT, environment, environment.resolve(), interpreter, interpreter.resolve(), programs]
     return [str(path) for path in dict.fromkeys(wanted) if not set(wanted) & set(path.parents)]
 
 

@@ -16,8 +16,9 @@ NEEDED = {
     ("ray.io", "rayjobs"): LOOK | {"create", "delete"},
     ("ray.io", "rayclusters"): {"get", "patch"},  # the size of elastic pools
     ("", "pods"): WATCH | {"delete"},  # when its node is gone
-    ("batch", "jobs"): {"get", "create"},  # which read the shapes of models
+    ("batch", "jobs"): {"get", "create"},  # which read the shapes of models, and keep sandboxes
     ("", "configmaps"): {"get", "create"},
+    ("", "services"): {"get", "create"},  # of sandboxes
     ("", "persistentvolumeclaims"): LOOK | {"create", "patch"},  # patch: spec.storage.retain
     ("networking.k8s.io", "networkpolicies"): {"get", "create"},
     ("policy", "poddisruptionbudgets"): {"get", "create"},
@@ -73,9 +74,9 @@ def test_it_reads_the_state_of_no_other_program(helm: Helm) -> None:
     assert not [rule for rule in role["rules"] if "nodepools" in rule["resources"] and rule["verbs"] != ["list"]]
 
 
-def test_policies_are_no_matter_of_its_where_it_makes_none(helm: Helm) -> None:
+def test_it_makes_policies_of_sandboxes_where_jobs_get_none(helm: Helm) -> None:
     manifests = helm.template({"jobNetworkPolicy": {"enabled": False}})
-    assert ("networking.k8s.io", "networkpolicies") not in rights([the(manifests, "ClusterRole", CLUSTER_ROLE)])
+    assert rights([the(manifests, "ClusterRole", CLUSTER_ROLE)]) == {**NEEDED, **NODES}
 
 
 def test_with_namespaces_it_has_a_role_in_each_and_none_beyond(helm: Helm) -> None:

@@ -61,6 +61,7 @@ class World:
     workers: dict[str, int] = field(default_factory=dict)
     pods: dict[str, ObservedPod] = field(default_factory=dict)
     readers: dict[str, ObservedPod] = field(default_factory=dict)
+    sandboxes: dict[str, ObservedPod] = field(default_factory=dict)
     asked: list[Any] = field(default_factory=list)
     nodes: tuple[ObservedNode, ...] | None = None
     inputs: dict[str, ObservedInput] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class World:
             rayjobs=tuple(self.rayjobs.values()),
             pods=tuple(self.pods.values()),
             readers=tuple(self.readers.values()),
+            sandboxes=tuple(self.sandboxes.values()),
             inputs=dict(self.inputs),
             claims=dict(self.claims),
             quota=self.seen_quota,
@@ -187,9 +189,10 @@ class World:
                 if name in self.rayjobs and self.rayjobs[name].uid == uid:
                     self.rayjobs[name] = replace(self.rayjobs[name], deleting=True)
             case Delete(kind="Pod", name=name, uid=uid):
-                for pods in (self.pods, self.readers):
+                for pods in (self.pods, self.readers, self.sandboxes):
                     if name in pods and pods[name].uid == uid:
-                        check(self._is_dead(pods[name]), "only dead pods are forced")
+                        has_served = pods is self.sandboxes and pods[name].phase in ("Succeeded", "Failed")
+                        check(has_served or self._is_dead(pods[name]), "only dead pods are forced")
                         del pods[name]
             case SetOwner(claim=name, owned=owned):
                 self._own(name, owned=owned)
@@ -208,7 +211,9 @@ class World:
         attempt = self.status.attempt or 0
         if kind == "PersistentVolumeClaim":
             self._own(name, owned=bool(manifest["metadata"]["ownerReferences"]), only_if_new=True)
-        if kind == "Job":
+        if kind == "Job" and "parallelism" in manifest["spec"]:
+            self.make_sandboxes(name, manifest["spec"]["parallelism"])
+        elif kind == "Job":
             self._read(name, manifest)
         if kind != "RayJob" or name in self.rayjobs:
             return
@@ -241,6 +246,15 @@ class World:
         self.readers[f"{job}-x"] = ObservedPod(
             name=f"{job}-x", uid=self._uid(), attempt=0, role=names.READER, created=self.now, node="node-0"
         )
+
+    def make_sandboxes(self, job: str, count: int) -> None:
+        """Kubernetes makes so many pods of a Job, unless they are there."""
+        living = [pod for pod in self.sandboxes.values() if pod.phase in ("Pending", "Running")]
+        for _ in range(count - len(living)):
+            uid = self._uid()
+            self.sandboxes[f"{job}-{uid}"] = ObservedPod(
+                name=f"{job}-{uid}", uid=uid, attempt=0, role=names.SANDBOX, created=self.now, node="node-0"
+            )
 
     def told(self, words: str, **fields: Any) -> None:
         """The pod of the reader ends with these last words; `fields` are others of the pod."""
@@ -311,6 +325,7 @@ class World:
         for rayjob in [each for each in self.rayjobs.values() if each.deleting]:
             self._end_pods(rayjob)
             del self.rayjobs[rayjob.name]
+            self.sandboxes.clear()  # the garbage collector deletes what it owns
         for pod in list(self.pods.values()):
             if pod.deleting_since and (self._runs_on_a_live_node(pod) or not pod.node):
                 del self.pods[pod.name]

@@ -13,6 +13,11 @@ OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens"
 """Names of the measures of every evaluation with responses; no evaluation function or verifier may take them."""
 ENVIRONMENT, TOOLS, AGENT = (Field(f"rollout.{field}").is_given for field in ("environment", "tools", "agent"))
 SAMPLES = Field("rollout.samplesPerPrompt")
+CODE_IN = {
+    "models.reward.sum": Field("reward.verifier.name", "one"),
+    "evaluation.verifiers": Field("verifier.name", "one"),
+}
+"""List of the spec -> name of the verifier of an entry."""
 
 
 def user_code() -> Iterator[Rule]:
@@ -34,6 +39,11 @@ def user_code() -> Iterator[Rule]:
     step = Field("rollout.stepTimeoutSeconds")
     times["rollout.stepTimeoutSeconds"] = (ENVIRONMENT | TOOLS | AGENT).then(step, 0.0)
     yield Rule("rollout.tools", ~(TOOLS & ENVIRONMENT), "are an environment themselves; rollout.environment is another")
+    runs_code = ENVIRONMENT | TOOLS | AGENT | (Field("models.reward.verifier.name").or_else("") == "Code")
+    for path, name in CODE_IN.items():
+        runs_code |= Field(path).where(name.or_else("") == "Code").size() > 0
+    message = "is for the verifier Code, rollout.environment, rollout.tools and rollout.agent only"
+    yield Rule("sandbox", Field("sandbox").is_given.implies(runs_code), message)
     for path in ("data.train", "data.train.mix[]", "evaluation.data", "evaluation.data.sets[]"):
         named = Field(f"{path}.toolsKey").is_given
         yield Rule(f"{path}.toolsKey", named.implies(~TOOLS), "names tools, and so does rollout.tools")

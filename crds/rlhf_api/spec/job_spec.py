@@ -38,7 +38,7 @@ from rlhf_api.spec.outputs import Outputs
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.spec.run_policy import RunPolicy, Storage
-from rlhf_api.spec.runtime import Runtime
+from rlhf_api.spec.runtime import Runtime, Sandbox
 from rlhf_api.spec.verifiers import RewardVerifier, Verifier
 from rlhf_api.spec.watch import Watch
 
@@ -345,6 +345,10 @@ class JobSpec(Spec):
     suspend: bool = Field(False, description="Save a checkpoint, then free all slots; false lets the job go on.")
     run_policy: RunPolicy = Field(RunPolicy(), description="Policy for failures, deadlines and deletion; on a cluster.")
     runtime: Runtime = Field(Runtime(), description="Image, environment and sizes of the pods; on a cluster.")
+    sandbox: Sandbox | None = None
+    """Pods that run code of the model. On a cluster, for the verifier Code, an environment and tools. Unset, and on a
+    laptop: guarded processes beside the trainer.
+    """
 
     def with_sources(self, change: SourceChange) -> Self:
         """Return a copy of the spec in which the function `change` has replaced each data set."""

@@ -1,10 +1,22 @@
-"""Pods of a job: image, environment and sizes; only the operator reads them."""
+"""Pods of a job: image, environment and sizes, which only the operator reads, and sandboxes."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from rlhf_api.contract import CPUS, DNS_SUBDOMAIN, IMAGE, QUANTITY, SECRET_KEY, Identifier, LabelKey, Listed, Spec
+from rlhf_api.contract import (
+    CPUS,
+    DNS_SUBDOMAIN,
+    IMAGE,
+    QUANTITY,
+    SECRET_KEY,
+    WHOLE,
+    Count,
+    Identifier,
+    LabelKey,
+    Listed,
+    Spec,
+)
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.spec.functions import check_depth
 
@@ -70,3 +82,17 @@ class Runtime(Spec):
     shared_memory: Memory | None = Field(None, description="Size of /dev/shm in a worker pod.")
     controller: PodSize = Field(PodSize(), description="Size and template of the head pod, which runs the controller.")
     worker: PodSize = Field(PodSize(), description="Size and template of each worker pod.")
+
+
+class Sandbox(Spec):
+    """Pods in which code of the model runs on a cluster: each serves one response or episode, and is replaced."""
+
+    image: str | None = Field(None, pattern=IMAGE, min_length=1, max_length=1024)
+    """Image with python3, for the verifier Code with pytest, too. Unset is the trainer's."""
+    cpu: Cpus = Field("1", description="CPUs of a pod.")
+    memory: Memory = Field("2Gi", description="Memory of a pod. Half of it holds its files.")
+    network: Literal["None", "Egress"] = "None"
+    """Network of the code. Egress: addresses outside of private networks, and the cluster's DNS."""
+    warm: Annotated[int, Field(ge=1, le=1000), WHOLE] = 8
+    """Number of pods. More responses and episodes at a time wait for one."""
+    seconds: Count = Field(600, description="Longest time of a response or episode.")

@@ -78,21 +78,19 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
   verbs: [get, patch]  # the size of elastic pools
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, delete]  # delete: pods whose node is gone
+  verbs: [list, watch, delete]  # delete: pods whose node is gone, and sandboxes that have served
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, create]  # they read the shapes of models
+  verbs: [get, create]  # they read the shapes of models, and keep sandboxes
 - apiGroups: [""]
-  resources: [configmaps]
+  resources: [configmaps, services]  # services: of sandboxes
   verbs: [get, create]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch]  # patch: spec.storage.retain
-{{- if .Values.jobNetworkPolicy.enabled }}
 - apiGroups: [networking.k8s.io]
-  resources: [networkpolicies]
+  resources: [networkpolicies]  # also where jobNetworkPolicy.enabled is false: those of sandboxes
   verbs: [get, create]
-{{- end }}
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, create]

@@ -36,7 +36,8 @@ NODE_POOLS: Final = Resource("karpenter.sh", "v1", "nodepools", "NodePool")
 WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 PRIORITIES: Final = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-READERS: Final = Resource("batch", "v1", "jobs", "Job")
+POD_JOBS: Final = Resource("batch", "v1", "jobs", "Job")
+SERVICES: Final = Resource("", "v1", "services", "Service")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 BUDGETS: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
@@ -44,7 +45,8 @@ EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 CREATED: Final = {
-    (each.api_version, each.kind): each for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, BUDGETS, READERS)
+    (each.api_version, each.kind): each
+    for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, BUDGETS, POD_JOBS, SERVICES)
 }
 """Kinds that a plan may create, by (apiVersion, kind)."""
 

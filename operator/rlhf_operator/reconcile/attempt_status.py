@@ -9,7 +9,7 @@ from rlhf_operator import conditions, evidence, names, observed_attempt
 from rlhf_operator.actions import Create
 from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
-from rlhf_operator.reconcile.room import held_by
+from rlhf_operator.reconcile.room import held_by, with_sandboxes
 from rlhf_operator.resources import storage
 from rlhf_operator.resources.attempt import disruption_budget
 from rlhf_operator.snapshot import ObservedPod, ObservedQuota
@@ -156,7 +156,7 @@ def set_cluster_ready(ctx: ReconcileContext) -> None:
     is_whole = head is not None and len(workers) >= expected
     pods = ([head] if head else []) + list(workers)
     if ctx.snapshot.in_line and _have_nodes(ctx):
-        ctx.set_status(reserved=held_by(pods))
+        ctx.set_status(reserved=with_sandboxes(held_by(pods), ctx.job, ctx.snapshot, ctx.settings))
     trains = beat is not None and beat.status.phase == "Running"
     if is_whole and (trains or all(pod.ready for pod in pods)):
         ctx.set_condition("ClusterReady", "True", "AllPodsReady", f"{len(pods)} pods are ready.")

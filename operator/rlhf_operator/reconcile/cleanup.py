@@ -26,7 +26,7 @@ OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 def clear(ctx: ReconcileContext) -> bool:
     """Delete all RayJobs of the job, and its pods on dead nodes; return whether no RayJob and no pod is left."""
     delete_rayjobs(ctx, but=None)
-    for pod in (*ctx.snapshot.pods, *ctx.snapshot.readers):
+    for pod in (*ctx.snapshot.pods, *ctx.snapshot.readers, *ctx.snapshot.sandboxes):
         wait = _until_forced(ctx, pod)
         if wait is not None and wait <= 0:
             ctx.require_live(f"pod {pod.name} is deleted by force")

@@ -45,7 +45,7 @@ EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = {
 
 BEFORE_AN_ATTEMPT: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady", "Mapped")
 """Conditions that must be True before a RayJob is created."""
-WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterReady")
+WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterReady", "SandboxesReady")
 """Conditions whose new reasons are reported by an event."""
 FAILURE_LIMITS: Final = ("BackoffLimitExceeded", "FailureRule")
 """Reasons of the condition Failed that say less than the failure of the last attempt."""
@@ -53,7 +53,7 @@ INPUT_NOT_READY: Final = "InputNotReady"
 NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, conditions.READING_SHAPES, conditions.SLOW_START})
 """Reasons of conditions that may need no action by the user: the job waits for an input job, a pod or an image."""
 ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", conditions.KEPT, "Ended"})
-"""Reasons of the condition ClusterReady=False that need no event of their own."""
+"""Reasons of the conditions ClusterReady=False and SandboxesReady=False that need no event of their own."""
 
 
 class NeedsLiveReadError(Exception):

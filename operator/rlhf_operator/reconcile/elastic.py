@@ -18,7 +18,7 @@ from rlhf_operator.actions import Resize
 from rlhf_operator.placement.capacity import counted
 from rlhf_operator.reconcile import giving, line
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.reconcile.room import groups_of, held_by, place
+from rlhf_operator.reconcile.room import groups_of, held_by, place, with_sandboxes
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
@@ -174,7 +174,8 @@ def _held(ctx: ReconcileContext, found: ObservedPool, pods: Sequence[ObservedPod
     """Return the room that the attempt holds if only these pods of the pool stay."""
     bound, fewest = [each for each in pods if each.node], found.pool.nodes
     needed = [pod for pod in observed_attempt.current_pods(ctx.snapshot) if pod.node and pod.pool != found.pool.name]
-    return (*held_by((*needed, *bound[:fewest])), *held_by(bound[fewest:], is_extra=True))
+    least = with_sandboxes(held_by((*needed, *bound[:fewest])), found.job, ctx.snapshot, ctx.settings)
+    return (*least, *held_by(bound[fewest:], is_extra=True))
 
 
 def _begin(ctx: ReconcileContext, found: ObservedPool, new: NewSize) -> None:

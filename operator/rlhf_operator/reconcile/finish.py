@@ -234,6 +234,8 @@ def _end_attempt(ctx: ReconcileContext, outcome: AttemptEnd) -> None:
     ctx.set_condition("ClusterReady", "False", "Ended", f"The cluster of attempt {ctx.status.attempt} is taken down.")
     if ctx.condition("Slow") is not None:
         ctx.set_condition("Slow", "False", "Ended", f"Attempt {ctx.status.attempt} has ended.")
+    if ctx.condition("SandboxesReady") is not None:
+        ctx.set_condition("SandboxesReady", "False", "Ended", f"Attempt {ctx.status.attempt} has ended.")
     reserved = ctx.condition("QuotaReserved")
     if reserved is not None and reserved.reason not in UNQUEUED:
         message = "No attempt is running; its quota goes back when its pods are gone."

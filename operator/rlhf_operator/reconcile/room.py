@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlhf_api.checks.pod_template import PodSpec
+from rlhf_api.job import Job
 from rlhf_api.status import Reserved, ReservedAmount
 from rlhf_operator.placement.suitable import suits
+from rlhf_operator.resources import sandboxes
 from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import AttemptPods
+from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, ObservedNode, ObservedPod, Snapshot, requests_of
 
-IMPLIED_RESOURCES: Final = ("cpu", "memory")
+IMPLIED_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 """Resources that every node has enough of, unless the node reports how much it has."""
 
 
@@ -128,7 +131,27 @@ def groups_of(pods: AttemptPods) -> list[Group]:
         count, pool = each["replicas"] * each["numOfHosts"], f"pool {each['groupName']}"
         label = f"{count} pods of {pool}" if count > 1 else f"the pod of {pool}"
         groups.append(_group(label, count, each, is_elastic=each["maxReplicas"] > each["minReplicas"]))
-    return groups
+    return [*groups, *_sandboxes(pods.job, pods.settings)]
+
+
+def _sandboxes(job: Job, settings: Settings) -> list[Group]:
+    """Return the group of the sandboxes that a job keeps; none if it asks for none."""
+    if (asked := job.spec.sandbox) is None:
+        return []
+    pod = {"template": {"spec": sandboxes.pod(job, asked, settings)}}
+    return [_group(f"{asked.warm} sandboxes" if asked.warm > 1 else "the sandbox", asked.warm, pod)]
+
+
+def with_sandboxes(
+    held: tuple[Reserved, ...], job: Job | None, snapshot: Snapshot, settings: Settings
+) -> tuple[Reserved, ...]:
+    """Return the room that an attempt's pods hold, with room for its sandboxes, whose nodes change all the time."""
+    if job is None or job.spec.sandbox is None:
+        return held
+    together: dict[str, Counter[str]] = {}
+    for each in (*held, *place(_sandboxes(job, settings), snapshot.also_taken(held)).reserved):
+        together[each.node] = together.get(each.node, Counter()) + each.amounts
+    return _reserved(together)
 
 
 def _group(label: str, count: int, group: Document, *, is_elastic: bool = False) -> Group:

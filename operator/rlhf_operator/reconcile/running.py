@@ -11,7 +11,7 @@ from rlhf_api.status import Failure
 from rlhf_operator import conditions, evidence, failure, names, observed_attempt
 from rlhf_operator.placement.map_job import better
 from rlhf_operator.placement.review import measure_pace
-from rlhf_operator.reconcile import attempt_status, cleanup, elastic, finish, giving, line
+from rlhf_operator.reconcile import attempt_status, cleanup, elastic, finish, giving, line, sandboxes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
@@ -70,6 +70,7 @@ def _go_on(ctx: ReconcileContext) -> None:
     attempt_status.set_cluster_ready(ctx)
     _name_deadline(ctx)
     attempt_status.set_training(ctx)
+    sandboxes.keep(ctx)
     elastic.resize(ctx)
     left = finish.fail_if_too_late(ctx, finish.active_seconds(ctx))
     if left is None or ctx.must_wait(left):

@@ -40,7 +40,7 @@ def attempt_manifests(pods: AttemptPods, *, claim_size: str) -> tuple[Manifest, 
     # Pods on the network of their node have its address: a policy would shut them out from the head.
     on_host = any(settings.pod_of(job.spec.runtime, role).host_network for role in (names.CONTROLLER, names.WORKER))
     admitted = None if on_host else settings.job_network_policy
-    policies = (_network_policy(seen, admitted),) if admitted else ()
+    policies = (_network_policy(seen, admitted, has_sandboxes=job.spec.sandbox is not None),) if admitted else ()
     return (*claims, document, *policies, rayjob(replace(pods, config_map=document["metadata"]["name"])))
 
 
@@ -114,9 +114,14 @@ def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Ma
     return identity.document("policy/v1", "PodDisruptionBudget", metadata, spec=spec)
 
 
-def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy) -> Manifest:
-    """Return the NetworkPolicy of a job: its pods may reach each other, admitted peers some ports; egress is open."""
-    own = {"matchLabels": {names.JOB_UID: job.uid}}
+def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy, *, has_sandboxes: bool) -> Manifest:
+    """Return the NetworkPolicy of a job: its pods may reach each other, admitted peers some ports; egress is open.
+
+    Sandboxes are no such pods, and have a policy of their own.
+    """
+    own: dict[str, Any] = {"matchLabels": {names.JOB_UID: job.uid}}
+    if has_sandboxes:
+        own["matchExpressions"] = [{"key": names.ROLE, "operator": "NotIn", "values": [names.SANDBOX]}]
     ports_of = (
         (admitted.kube_ray, (names.DASHBOARD_PORT,)),
         (admitted.operator, (names.STATUS_PORT,)),

@@ -116,6 +116,9 @@ class AttemptPods:
     def environment(self, ours: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return a container's environment variables: `ours`, attempt number, job uid and those of all containers."""
         whose = {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
+        if self.job.spec.sandbox:
+            rayjob = names.rayjob_name(self.job.name, self.attempt)
+            whose["RLHF_SANDBOXES"] = names.sandboxes_address(rayjob, self.snapshot.job.namespace)
         return environment(self.job, self.settings, {**whose, **ours})
 
 

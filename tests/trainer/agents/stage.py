@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.environments.of_job import environments_of
 from rlhf_trainer.generation.vllm_engine import Response
+from rlhf_trainer.rewards.sandboxes import Sandboxes
 from rlhf_trainer.run.worker_specs import setting_of
 from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.types import Batch
@@ -121,7 +122,9 @@ def branch_of(parents: Sequence[int], place: int) -> list[int]:
 class Troupe:
     """An agent's job, played on a scripted engine."""
 
-    def __init__(self, folder: Path, *, seconds: float = 120.0, **agent: Any) -> None:
+    def __init__(
+        self, folder: Path, *, seconds: float = 120.0, sandboxes: Sandboxes | None = None, **agent: Any
+    ) -> None:
         (folder / "template.jinja").write_text(TEMPLATE)
         data = {"uri": "package://rlhf_examples/helpful/train.jsonl"}
         spec = {
@@ -146,7 +149,7 @@ class Troupe:
         self.tokenizer = setting.tokenizer()
         self.engine = Engine(self.tokenizer)
         engine: Any = self.engine
-        self.responder = AgentResponder(setting, self.tokenizer, engine, environments_of(self.job))
+        self.responder = AgentResponder(setting, self.tokenizer, engine, environments_of(self.job, sandboxes))
         self.batch = Batch(step=1, start=0, size=0)
         self.report = Report()
 

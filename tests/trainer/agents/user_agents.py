@@ -280,6 +280,12 @@ def breaks(_: Row) -> float:
 
 
 @behaviour
+def quits(_: Row) -> None:
+    ask([USER])
+    os._exit(3)
+
+
+@behaviour
 def hangs(_: Row) -> None:
     ask([USER])
     time.sleep(1000)

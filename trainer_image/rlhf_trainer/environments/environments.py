@@ -20,12 +20,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_api.sandbox_server import receive, send
 from rlhf_trainer.rewards import supervision
 from rlhf_trainer.rewards.function import WrongAnswerError, description_of, import_all, kind_of, number_of, place_of
-from rlhf_trainer.rewards.supervision import AnswerFailure, receive, send
+from rlhf_trainer.rewards.supervision import AnswerFailure
 
 POLL_SECONDS = 0.001
 """Shortest wait in seconds for the answer of an episode that is late."""
+
+BEGUN = object()
+"""News of an episode that is no answer; see `Environments._read`."""
 
 
 @dataclass
@@ -37,19 +41,36 @@ class RunningEpisode:
     """Monotonic time by which the episode must answer; None: no request is pending; inf: its time is paused."""
     left: float = 0.0
     """Seconds that the episode had left for its answer when its time was paused."""
+    patience: float = 0.0
+    """Seconds that the first answer may take longer, until a sandbox is free."""
 
 
 class Environments:
     """Episodes of a user's `module:Class`; a guarded process imports it at once, while the trainer goes on."""
 
-    def __init__(self, entrypoints: Sequence[str], *, arguments: Mapping[str, Any], seconds: float, path: str) -> None:
-        """Start the guarded process. path: the field of the manifest, for error messages.
+    def __init__(
+        self,
+        entrypoints: Sequence[str],
+        *,
+        arguments: Mapping[str, Any],
+        seconds: float,
+        path: str,
+        in_sandbox: Callable[[int], socket.socket] | None = None,
+        patience: float = 0.0,
+    ) -> None:
+        """Start the guarded process, unless there are sandboxes. path: the field of the manifest, for error messages.
 
         entrypoints: of the environment's class, then of functions that it calls; seconds: time limit of an answer.
+        in_sandbox: function (seed) -> socket that answers for an episode in a sandbox, the first time after at most
+        `patience` seconds more.
         """
         names = ",".join(entrypoints)
         self._arguments, self._seconds, self._path = dict(arguments), seconds, path
-        self._process = supervision.UserProcess("rlhf_trainer.environments.environments", names, subject=f"{names} ")
+        self._in_sandbox, self._patience = in_sandbox, patience
+        self._process: supervision.UserProcess | None = None
+        if in_sandbox is None:
+            program = "rlhf_trainer.environments.environments"
+            self._process = supervision.UserProcess(program, names, subject=f"{names} ")
         self._selector = selectors.DefaultSelector()
         self._episodes: dict[int, RunningEpisode] = {}
         self._failed: list[tuple[int, AnswerFailure]] = []
@@ -57,13 +78,17 @@ class Environments:
 
     def ready(self) -> None:
         """Wait until the guarded process has imported the user's modules; UserCodeError if it cannot."""
-        if failure := self._process.await_import():
+        if self._process and (failure := self._process.await_import()):
             from rlhf_trainer.errors import UserCodeError  # imports pydantic: seconds in the process of episodes
 
             raise UserCodeError(f"{self._path}: {failure.what}")
 
     def begin(self, number: int, seed: int) -> None:
         """Start the process of a new episode; number: unused so far; seed: of the process's random numbers."""
+        if self._in_sandbox:
+            self._episodes[number] = RunningEpisode(self._in_sandbox(seed), patience=self._patience)
+            return
+        assert self._process is not None, "it was started"
         ours, theirs = socket.socketpair()
         with theirs:
             failure = self._process.hand({"begin": number, "seed": seed, "arguments": self._arguments}, theirs)
@@ -78,7 +103,7 @@ class Environments:
         if number not in self._episodes:
             return  # the episode has failed, and `answers` says so
         episode = self._episodes[number]
-        episode.until = time.monotonic() + self._seconds
+        episode.until, episode.patience = time.monotonic() + self._seconds + episode.patience, 0.0
         try:
             episode.channel.settimeout(self._seconds)
             send(episode.channel, {method: given})
@@ -106,7 +131,8 @@ class Environments:
         limits = [each.until for each in self._episodes.values() if each.until is not None]
         longest = max(POLL_SECONDS, min(limits) - time.monotonic()) if limits and not found else 0
         for key, _ in self._selector.select(min(seconds, longest)):
-            found.append((key.data, self._read(key.data)))
+            if (answer := self._read(key.data)) is not BEGUN:
+                found.append((key.data, answer))
         now = time.monotonic()
         for number in [number for number, each in self._episodes.items() if each.until and each.until <= now]:
             found.append((number, self._lateness()))
@@ -122,7 +148,7 @@ class Environments:
             return ""
         self._drop_request(episode)
         episode.channel.close()
-        if not self._process.is_running:
+        if self._process is None or not self._process.is_running:
             return ""
         answer = self._process.call({"end": number}, seconds=supervision.GUARD_SECONDS)
         return answer.what if isinstance(answer, AnswerFailure) else supervision.ending_of(answer["code"])
@@ -133,7 +159,8 @@ class Environments:
             self._drop_request(episode)
             episode.channel.close()
         self._episodes.clear()
-        self._process.close()
+        if self._process:
+            self._process.close()
 
     def _drop_request(self, episode: RunningEpisode) -> None:
         """Stop waiting for this episode. A crash of its process shows at the next request."""
@@ -142,17 +169,22 @@ class Environments:
             self._selector.unregister(episode.channel)
 
     def _read(self, number: int) -> Any:
-        """Return the answer of an episode whose socket has something to read, or an AnswerFailure."""
+        """Return the answer of an episode whose socket has something to read, or an AnswerFailure.
+
+        BEGUN: its request has reached a sandbox, and from now on its time counts.
+        """
         episode = self._episodes[number]
         left = min((episode.until or 0.0) - time.monotonic(), self._seconds)
-        self._drop_request(episode)
         try:
             episode.channel.settimeout(max(left, POLL_SECONDS))
             answer = receive(episode.channel)
-        except TimeoutError:
-            return self._lateness()
-        except (OSError, EOFError):
-            return self._failure_of(number)
+        except (OSError, EOFError) as error:
+            self._drop_request(episode)
+            return self._lateness() if isinstance(error, TimeoutError) else self._failure_of(number)
+        if "begun" in answer:
+            episode.until = time.monotonic() + self._seconds
+            return BEGUN
+        self._drop_request(episode)
         return AnswerFailure(answer["problem"]) if "problem" in answer else answer["answer"]
 
     def _lateness(self) -> AnswerFailure:
@@ -193,14 +225,17 @@ def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[st
             try:
                 channel.close()
                 supervision.end_with_parent()
-                supervision.run_guarded(lambda: _play(theirs, make, command), theirs)
+                supervision.run_guarded(lambda: play_episode(theirs, make, command), theirs)
             finally:  # otherwise this process would continue as a copy of its parent
                 os._exit(1)
     return process
 
 
-def _play(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> None:
-    """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns."""
+def play_episode(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> None:
+    """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns.
+
+    command: {"seed": of random numbers, "arguments": of the class}.
+    """
     with suppress(OSError):
         os.setpgid(0, 0)
     code, mine = 1, os.getpid()

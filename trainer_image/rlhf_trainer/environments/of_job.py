@@ -6,7 +6,9 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_trainer.environments.environments import Environments
+from rlhf_trainer.environments.sandboxed import SandboxedEpisodes
 from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.rewards.sandboxes import Sandboxes
 from rlhf_trainer.rewards.supervision import AnswerFailure
 
 TOOLS, AGENT = "rlhf_trainer.environments.tools:Tools", "rlhf_trainer.agents.programs:Agent"
@@ -27,8 +29,11 @@ def _path(job: Job) -> str:
     return f"{job.name}: spec.rollout.{(*given, 'tools')[0]}"
 
 
-def environments_of(job: Job) -> Environments:
-    """Return the `Environments` of a job: the user's class, tools, or the program of an agent; its process starts."""
+def environments_of(job: Job, sandboxes: Sandboxes | None = None) -> Environments:
+    """Return the `Environments` of a job: the user's class, tools, or the program of an agent; its process starts.
+
+    sandboxes: for the episodes, in place of processes of this machine.
+    """
     rollout = job.spec.rollout
     functions = list(rollout.tools or ())
     entrypoints: list[str] = [TOOLS, *functions]
@@ -38,7 +43,10 @@ def environments_of(job: Job) -> Environments:
     if rollout.agent:
         entrypoints = [AGENT, *filter(None, [rollout.agent.entrypoint])]
         arguments = rollout.agent.model_dump(mode="json")
-    return Environments(entrypoints, arguments=arguments, seconds=rollout.step_timeout_seconds, path=_path(job))
+    seconds, patience = rollout.step_timeout_seconds, job.spec.training.call_deadline / 2
+    given: dict[str, Any] = {"arguments": arguments, "patience": patience}
+    begin = SandboxedEpisodes(sandboxes, entrypoints, **given).begin if sandboxes else None
+    return Environments(entrypoints, path=_path(job), in_sandbox=begin, seconds=seconds, **given)
 
 
 def try_environment(job: Job, calls: dict[str, Any]) -> dict[str, Any]:

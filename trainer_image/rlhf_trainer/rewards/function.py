@@ -19,8 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlhf_api.sandbox_server import receive, send
 from rlhf_trainer.rewards.sample import EXPECTED, SCORE, Sample, Score, is_score
-from rlhf_trainer.rewards.supervision import AnswerFailure, UserProcess, guard, receive, send
+from rlhf_trainer.rewards.supervision import AnswerFailure, UserProcess, guard
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
 """Parameters of every user function, as in `rlhf_api.spec.functions`, whose import is too slow for this process."""

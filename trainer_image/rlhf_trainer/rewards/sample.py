@@ -9,6 +9,8 @@ MAX_SHOWN = 80
 """Most characters of a prompt or a response that an error message quotes."""
 SCORE, STOPPED = "score", "stopped_by_limits"
 """Keys in a function's result for a response: the score (default: the parts' sum); mark of an ended judgement."""
+LOST, UNSERVED = "sandboxes_lost", "found_no_sandbox"
+"""Further keys: number of sandboxes that were lost while they judged the response; mark of one that found none."""
 EXPECTED = "a finite number (float32)"
 """Words for a valid score, for error messages."""
 

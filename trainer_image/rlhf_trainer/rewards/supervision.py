@@ -4,12 +4,11 @@ A `UserProcess` is the trainer's end of a socket; at its other end a program cal
 process that serves, and runs no code of the user's. It kills that process and all its descendants when the trainer
 closes the socket or is killed, or when the process ends, and then ends in the same way. So nothing outlives a run, not
 even an endless loop in C. Each of these processes imports this module, so its own imports are quick. The socket carries
-JSON values, each after its length in bytes (4, big-endian).
+JSON values, as that of a sandbox does.
 """
 
 import ctypes
 import errno
-import json
 import math
 import os
 import platform
@@ -26,6 +25,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from rlhf_api.sandbox_server import receive, send
 
 GUARD_SECONDS = 10.0
 """Seconds that the trainer waits for a guard process to kill the user code's process and all its descendants."""
@@ -152,27 +153,6 @@ def ending_of(code: int) -> str:
     if code < 0:
         return f"was ended by signal {-code}{SIGNALS.get(-code, '')}"
     return f"ended its process with exit code {code}"
-
-
-def send(channel: socket.socket, value: Any) -> None:
-    """Write a JSON value to a socket; OSError if the other end is gone or (TimeoutError) does not read."""
-    body = json.dumps(value).encode()
-    channel.sendall(len(body).to_bytes(4, "big") + body)
-
-
-def receive(channel: socket.socket) -> Any:
-    """Read the next JSON value of a socket; EOFError if the other end is gone, TimeoutError after the time limit."""
-    return json.loads(_read(channel, int.from_bytes(_read(channel, 4), "big")))
-
-
-def _read(channel: socket.socket, count: int) -> bytes:
-    body = bytearray()
-    while len(body) < count:
-        part = channel.recv(count - len(body))
-        if not part:
-            raise EOFError
-        body += part
-    return bytes(body)
 
 
 def guard(serve: Serve) -> None:

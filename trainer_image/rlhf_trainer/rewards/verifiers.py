@@ -231,6 +231,11 @@ def _last_block(response: str, *languages: str) -> str:
     return str([text, *(each for _, each in blocks), *(each for mark, each in blocks if mark.lower() in languages)][-1])
 
 
+def code_in(verifier: spec.Code, prompt: str, response: str) -> str:
+    """Return the code in a response that the verifier Code judges."""
+    return _last_block(_turn(verifier, prompt, response), *PYTHON)
+
+
 def _by_format(verifier: spec.Format) -> Judge:
     """Return the judge of the verifier Format: all tags in order, each exactly once, and no tag in their texts."""
 

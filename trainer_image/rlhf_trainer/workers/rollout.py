@@ -21,6 +21,7 @@ from rlhf_trainer.generation.endpoints import Endpoints
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span, engine_groups, stage_layers
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP
+from rlhf_trainer.rewards.sandboxes import Sandboxes
 from rlhf_trainer.row_groups import Outlet, RowGroup
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import RowCosts
@@ -173,7 +174,7 @@ def start_engine(
     The environments' module is imported while the engine is built.
     """
     job, layers = setting.job.spec, int(config.num_hidden_layers)
-    environments = environments_of(setting.job) if job.rollout.has_turns else None
+    environments = environments_of(setting.job, Sandboxes.of(job.sandbox)) if job.rollout.has_turns else None
     draft = job.rollout.speculation.draft if job.rollout.speculation else None
     engine = GenerationEngine(
         setting.folder,

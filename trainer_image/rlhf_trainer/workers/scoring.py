@@ -20,7 +20,7 @@ from rlhf_api.spec.functions import Function, RewardService
 from rlhf_api.spec.job_spec import Model, RewardSum, RewardTerm
 from rlhf_api.spec.judges import Judge, RewardJudge, TeacherEndpoint
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_api.spec.verifiers import RewardVerifier
+from rlhf_api.spec.verifiers import Code, RewardVerifier
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.ops.masks import WHITEN_EPS, row_sums
 from rlhf_trainer.ops.running import RunningMoments
@@ -28,7 +28,8 @@ from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL, THREE_D_PROTO
 from rlhf_trainer.rewards.endpoint import ServiceClient
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.judge import JudgeClient
-from rlhf_trainer.rewards.sample import STOPPED, Sample, Score
+from rlhf_trainer.rewards.sample import LOST, STOPPED, UNSERVED, Sample, Score
+from rlhf_trainer.rewards.sandboxes import Sandboxes
 from rlhf_trainer.rewards.verifiers import OPTIONS
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import PARENTS, Batch, Fields, Marks, register
@@ -37,7 +38,13 @@ from rlhf_trainer.workers.reward import RewardWorker
 from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, TURN_FIELDS, as_bytes, real_rows, samples_of
 
 COMPLETIONS = "/chat/completions"
-VERIFIERS = "rlhf_trainer.rewards.verifiers:score"
+VERIFIERS, IN_SANDBOXES = "rlhf_trainer.rewards.verifiers:score", "rlhf_trainer.rewards.code_in_sandboxes:score"
+MARKS: Mapping[str, tuple[str, str]] = {
+    STOPPED: ("reward/stopped", "responses took too long to judge, and count as wrong"),
+    LOST: ("sandboxes/lost", "sandboxes were lost; a response that loses two counts as wrong"),
+    UNSERVED: ("sandboxes/missing", "responses found no sandbox in time, and are left out"),
+}
+"""Part of a verifier's result that counts something -> metric of the count, and words on what is counted."""
 SCORED_ONCE = replace(
     THREE_D_PROTO,
     holders=lambda layout: frozenset(rank for ranks in THREE_D_PROTO.collect(layout) for rank in ranks),
@@ -54,7 +61,9 @@ class ScoringWorker:
         """setting: of the model in the reward, if the reward has one, else of any model with the actor's tokenizer."""
         self._tokenizer, self._terms = setting.actors_tokenizer(), terms_of(setting.job)
         # at once, so that functions import their modules while the model is loaded
-        self._code = reward_code(setting.job, ranks=dist.get_world_size())
+        self._code = reward_code(
+            setting.job, ranks=dist.get_world_size(), sandboxes=Sandboxes.of(setting.job.spec.sandbox)
+        )
         self._shaping = getattr(setting.job.spec.algorithm, "rewards", RewardShaping())
         self._moments: dict[str, RunningMoments] = {}
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
@@ -140,9 +149,9 @@ class ScoringWorker:
             return Numbers(torch.zeros(batch.size), batch["valid"])
         prefix = f"{self._terms[path].name}_" if len(self._terms) > 1 else ""
         names = dict.fromkeys(name for score in scores for name in score.parts)
-        if STOPPED in names:
-            del names[STOPPED]
-            _count_stopped(path, scores)
+        for mark in [mark for mark in MARKS if mark in names]:
+            del names[mark]
+            _count(path, mark, scores)
         for name in names:
             found = [score.parts.get(name) for score in scores]
             self._measure(prefix + name, Numbers.at(rows, found, size=batch.size), batch)
@@ -173,10 +182,11 @@ class ScoringWorker:
         recorder.deviation(f"reward_part_std/{name}", total, squares, counts.sum())
 
 
-def _count_stopped(path: str, scores: Sequence[Score]) -> None:
-    count = sum(STOPPED in score.parts for score in scores)
-    recorder.add("reward/stopped", float(count))
-    recorder.warn(f"reward/stopped {path}", f"{path}: {count} responses took too long to judge, and count as wrong")
+def _count(path: str, mark: str, scores: Sequence[Score]) -> None:
+    """Record the sum of a part of MARKS, and warn of it."""
+    (metric, words), count = MARKS[mark], sum(score.parts.get(mark) or 0.0 for score in scores)
+    recorder.add(metric, count)
+    recorder.warn(f"{metric} {path}", f"{path}: {count:.0f} {words}")
 
 
 @dataclass(frozen=True)
@@ -210,20 +220,31 @@ def terms_of(job: Job) -> dict[str, RewardTerm]:
     return {path: RewardTerm(name="all", reward=reward)} if reward else {}
 
 
-def reward_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
-    """Return the functions, verifiers, services and judges of a job's reward by field; their processes are started."""
+def reward_code(job: Job, *, ranks: int, sandboxes: Sandboxes | None = None) -> dict[str, UserCode]:
+    """Return the functions, verifiers, services and judges of a job's reward by field; their processes are started.
+
+    sandboxes: those that serve this process; only workers have some.
+    """
     deadline = job.spec.training.call_deadline
     return {
-        path: code_of(term.reward, ranks=ranks, deadline=deadline, path=path)
+        path: code_of(term.reward, ranks=ranks, deadline=deadline, path=path, sandboxes=sandboxes)
         for path, term in terms_of(job).items()
         if not isinstance(term.reward, Model)
     }
 
 
 def code_of(
-    reward: Function | RewardVerifier | RewardService | RewardJudge, *, ranks: int, deadline: float, path: str
+    reward: Function | RewardVerifier | RewardService | RewardJudge,
+    *,
+    ranks: int,
+    deadline: float,
+    path: str,
+    sandboxes: Sandboxes | None = None,
 ) -> UserCode:
-    """Return the scoring code for a manifest field (`path`); `ranks`: ranks that share an endpoint's concurrency."""
+    """Return the scoring code for a manifest field (`path`); `ranks`: ranks that share an endpoint's concurrency.
+
+    sandboxes: those for the verifier Code; None: it judges in guarded processes.
+    """
     if isinstance(reward, RewardJudge):
         judge, path = reward.judge, f"{path}.judge"
         url = judge.url.rstrip("/") + COMPLETIONS
@@ -232,9 +253,11 @@ def code_of(
         return ServiceClient(url=reward.url, **limits_of(reward, ranks=ranks, path=path))
     seconds = reward.timeout_seconds
     if isinstance(reward, RewardVerifier):
-        options = {OPTIONS: [reward.verifier.model_dump(mode="json"), seconds, ranks]}
-        name = f"the verifier {reward.verifier.name}"
-        return UserFunction(VERIFIERS, arguments=options, seconds=seconds, deadline=deadline, path=path, called=name)
+        given, program = [reward.verifier.model_dump(mode="json"), seconds, ranks], VERIFIERS
+        if sandboxes and isinstance(reward.verifier, Code):
+            given, program = [*given, asdict(sandboxes)], IN_SANDBOXES
+        options, name = {OPTIONS: given}, f"the verifier {reward.verifier.name}"
+        return UserFunction(program, arguments=options, seconds=seconds, deadline=deadline, path=path, called=name)
     return UserFunction(reward.entrypoint, arguments=reward.arguments, seconds=seconds, deadline=deadline, path=path)
 
 
@@ -270,7 +293,9 @@ class JudgeWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._tokenizer = setting.tokenizer()
-        self._judges = evaluation_code(setting.job, ranks=dist.get_world_size())
+        self._judges = evaluation_code(
+            setting.job, ranks=dist.get_world_size(), sandboxes=Sandboxes.of(setting.job.spec.sandbox)
+        )
         for judge in self._judges.values():
             judge.ready()
 
@@ -313,7 +338,7 @@ def measures_of(name: str, scores: Sequence[Score], taken: Collection[str]) -> d
     return found
 
 
-def evaluation_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
+def evaluation_code(job: Job, *, ranks: int, sandboxes: Sandboxes | None = None) -> dict[str, UserCode]:
     """Return the functions and verifiers of a job's evaluation by name; their processes are started.
 
     ranks: number of ranks of this machine's worker, which share its CPUs.
@@ -321,6 +346,6 @@ def evaluation_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
     evaluation, deadline = job.spec.evaluation, job.spec.training.call_deadline
     if evaluation is None:
         return {}
-    path, code = f"{job.name}: spec.evaluation", partial(code_of, ranks=ranks, deadline=deadline)
+    path, code = f"{job.name}: spec.evaluation", partial(code_of, ranks=ranks, deadline=deadline, sandboxes=sandboxes)
     functions = {each.name: code(each, path=f"{path}.functions") for each in evaluation.functions}
     return functions | {each.name: code(each, path=f"{path}.verifiers") for each in evaluation.verifiers}

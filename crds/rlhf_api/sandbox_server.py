@@ -1,0 +1,128 @@
+"""Program of a sandbox: runs one command for the trainer that is the first to ask, and ends with it.
+
+It needs Python alone: `python3 -I server.py FOLDER PORT SECONDS IDLE_SECONDS`. A request is {"command": words, "files":
+{path below FOLDER: text}, "environment": {name: value}, "seconds": time limit, "attached": bool}. The answer
+{"taken": true} comes first. Then an attached command has the connection as its standard input and output. Of any other
+the answer is {"code": exit code, "output": text, "cut": bytes of output left out, "late": whether it was ended}.
+A message is JSON after its length in bytes (4, big-endian). The sandbox ends, with all processes in it, as soon as the
+command has ended, the trainer hangs up, or SECONDS are over.
+"""
+
+import json
+import os
+import resource
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MAX_OUTPUT = 2**20
+"""Most bytes of a command's output in an answer."""
+REQUEST_SECONDS = 10.0
+"""Longest time in seconds in which a connection must bring its request."""
+
+
+def send(channel: socket.socket, value: Any) -> None:
+    """Write a JSON value to a socket; OSError if the other end is gone or (TimeoutError) does not read."""
+    body = json.dumps(value).encode()
+    channel.sendall(len(body).to_bytes(4, "big") + body)
+
+
+def receive(channel: socket.socket) -> Any:
+    """Read the next JSON value of a socket; EOFError if the other end is gone, TimeoutError after the time limit."""
+    return json.loads(_read(channel, int.from_bytes(_read(channel, 4), "big")))
+
+
+def _read(channel: socket.socket, count: int) -> bytes:
+    body = bytearray()
+    while len(body) < count:
+        part = channel.recv(count - len(body))
+        if not part:
+            raise EOFError
+        body += part
+    return bytes(body)
+
+
+def serve(folder: Path, port: int, seconds: float, idle_seconds: float) -> None:
+    """Serve the first request in `folder`; nobody who asks later is answered. Returns without one in `idle_seconds`."""
+    if (taken := _first_request(port, idle_seconds)) is None:
+        return
+    channel, request = taken
+    threading.Timer(seconds, os._exit, (0,)).start()
+    threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
+    room = os.statvfs(folder)
+    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, room.f_blocks * room.f_frsize)):
+        resource.setrlimit(limit, (value, value))  # the log and the termination message lie on the node's disk
+    for number in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    with suppress(OSError):
+        send(channel, {"taken": True})
+        answer = _run(request, folder, channel)
+        if not request["attached"]:
+            send(channel, answer)
+
+
+def _first_request(port: int, seconds: float) -> tuple[socket.socket, Mapping[str, Any]] | None:
+    """Return the first connection that brings a request, and the request; the port is closed then. None if late."""
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    with socket.create_server(("", port), family=family, dualstack_ipv6=is_dual) as listener, suppress(TimeoutError):
+        listener.settimeout(seconds)
+        while True:
+            channel, _ = listener.accept()
+            with suppress(OSError, EOFError, ValueError):
+                channel.settimeout(REQUEST_SECONDS)
+                request = receive(channel)
+                channel.settimeout(None)
+                return channel, request
+            channel.close()
+    return None
+
+
+def _end_with(channel: socket.socket) -> None:
+    """End this process, and so the sandbox, when the trainer hangs up."""
+    hang_up = select.poll()
+    hang_up.register(channel, select.POLLRDHUP)
+    hang_up.poll()
+    os._exit(0)
+
+
+def _run(request: Mapping[str, Any], folder: Path, channel: socket.socket) -> dict[str, Any]:
+    """Write the files, run the command, and return the answer; see above."""
+    for path, text in request["files"].items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8", errors="surrogatepass")
+    attached, late = request["attached"], False
+    with tempfile.TemporaryFile(dir=folder) as output:  # not a pipe, which another process may hold open
+        try:
+            program = subprocess.Popen(
+                request["command"],
+                cwd=folder,
+                env={**os.environ, "HOME": str(folder), **request["environment"]},
+                stdin=channel.fileno() if attached else subprocess.DEVNULL,
+                stdout=channel.fileno() if attached else output.fileno(),
+                stderr=subprocess.DEVNULL if attached else subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return {"code": 127, "output": str(error), "cut": 0, "late": False}
+        try:
+            program.wait(request["seconds"])
+        except subprocess.TimeoutExpired:
+            program.kill()
+            late = True
+        code, size = program.wait(), os.fstat(output.fileno()).st_size
+        text = os.pread(output.fileno(), MAX_OUTPUT, 0).decode(errors="replace")
+    return {"code": code, "output": text, "cut": max(size - MAX_OUTPUT, 0), "late": late}
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))
+    os._exit(0)

@@ -1,0 +1,260 @@
+"""Sandboxes of a job: pods that may do little and reach nobody, come and go with an attempt, and count as room."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlhf_api.job import Job
+from rlhf_operator import names
+from rlhf_operator.reconcile.attempt_status import SLOW_START_SECONDS
+from rlhf_operator.reconcile.room import groups_of, held_by, place, with_sandboxes
+from rlhf_operator.resources import sandboxes
+from rlhf_operator.resources.pods import AttemptPods
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import ObservedContainer, ObservedPod, ObservedRayJob
+from tests.operator.fake_trainer import START
+from tests.operator.rendered import changed, groups, head, made, mapped, nodes, pod_of, snapshot, variables
+from tests.operator.running_jobs import NODES
+from tests.operator.simulated import SFT, World
+from tests.operator.test_a_job_lives_its_life import message, reason
+from tests.operator.test_who_may_connect_to_a_job import SETTINGS as CLOSED
+
+NAME = "calculator-grpo"
+RAYJOB = ObservedRayJob(name=f"{NAME}-a1", uid="of-the-rayjob", attempt=1, owned=True, created=START, deleting=False)
+SANDBOX = "job-a1-sandbox"
+PULLS = ObservedContainer(name=names.SANDBOX, waiting_reason="ImagePullBackOff")
+
+
+def job(**sandbox: Any) -> Job:
+    return changed(NAME, {"sandbox": {"warm": 3, "cpu": "500m", "memory": "1Gi", **sandbox}})
+
+
+def objects(asked: Job, settings: Settings | None = None) -> dict[str, Any]:
+    """The manifests by kind."""
+    seen = snapshot(asked, nodes(1)).job
+    return {each["kind"]: each for each in sandboxes.manifests(seen, RAYJOB, asked, settings or Settings())}
+
+
+def pod(asked: Job, settings: Settings | None = None) -> dict[str, Any]:
+    spec: dict[str, Any] = objects(asked, settings)["Job"]["spec"]["template"]["spec"]
+    return spec
+
+
+def test_all_objects_go_with_the_attempt() -> None:
+    found = objects(job())
+    assert list(found) == ["ConfigMap", "NetworkPolicy", "Service", "Job"], "no pod is made before its policy"
+    for each in found.values():
+        assert each["metadata"]["name"] == f"{NAME}-a1-sandbox"
+        assert [(owner["kind"], owner["uid"]) for owner in each["metadata"]["ownerReferences"]] == [
+            ("RayJob", RAYJOB.uid)
+        ]
+
+
+def test_a_pod_may_do_as_little_as_kubernetes_can_allow() -> None:
+    spec = pod(job())
+    (container,) = spec["containers"]
+    assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["runAsUser"] == 65532, "no process of the trainer has this user"
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    size = {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "64Mi"}
+    assert container["resources"] == {"requests": size, "limits": size}
+    assert spec["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "512Mi"}
+    assert spec["activeDeadlineSeconds"] > 3600 + 600
+    assert "env" not in container, "no Secret and no variable of the job"
+
+
+def test_it_has_no_service_account_of_the_job_but_its_pull_secrets() -> None:
+    settings = Settings(service_account_name="with-a-role", image_pull_secrets=("registry",))
+    spec = pod(job(image="own:1"), settings)
+    assert "serviceAccountName" not in spec
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["containers"][0]["image"] == "own:1"
+    assert pod(job(), settings)["containers"][0]["image"] == settings.trainer_image
+
+
+def test_it_goes_where_the_head_may() -> None:
+    own = {"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "rl", "operator": "Exists"}], "hostNetwork": True}
+    asked = changed(NAME, {"sandbox": {}, "runtime.controller.template": {"spec": own}})
+    spec = pod(asked)
+    assert (spec["nodeSelector"], spec["tolerations"]) == (own["nodeSelector"], own["tolerations"])
+    assert "hostNetwork" not in spec
+
+
+def test_each_pod_of_the_job_serves_once_and_is_replaced() -> None:
+    spec = objects(job())["Job"]["spec"]
+    assert (spec["parallelism"], spec["completions"], spec["backoffLimit"]) == (3, 2**31 - 1, 2**31 - 1)
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_only_workers_of_the_job_come_in_and_nothing_goes_out() -> None:
+    policy = objects(job())["NetworkPolicy"]["spec"]
+    uid = f"uid-of-{NAME}"
+    assert policy["podSelector"] == {"matchLabels": {names.JOB_UID: uid, names.ROLE: names.SANDBOX}}
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["egress"] == []
+    (rule,) = policy["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {names.JOB_UID: uid, names.ROLE: names.WORKER}}}]
+    assert rule["ports"] == [{"port": names.SANDBOX_PORT, "protocol": "TCP"}]
+
+
+def test_egress_leaves_out_private_networks_and_metadata() -> None:
+    public, dns = objects(job(network="Egress"))["NetworkPolicy"]["spec"]["egress"]
+    blocks = [each["ipBlock"] for each in public["to"]]
+    assert [each["cidr"] for each in blocks] == ["0.0.0.0/0", "::/0"]
+    assert {"10.0.0.0/8", "169.254.0.0/16", "168.63.129.16/32"} <= set(blocks[0]["except"])
+    assert {each["port"] for each in dns["ports"]} == {53}
+
+
+def test_sandboxes_are_no_pods_that_the_job_trusts() -> None:
+    policy = made(job(), nodes(1), CLOSED)["NetworkPolicy"]["spec"]
+    apart = [{"key": names.ROLE, "operator": "NotIn", "values": [names.SANDBOX]}]
+    assert policy["podSelector"]["matchExpressions"] == apart
+    assert policy["ingress"][0]["from"] == [{"podSelector": policy["podSelector"]}]
+    labels = objects(job())["Job"]["spec"]["template"]["metadata"]["labels"]
+    assert names.ATTEMPT not in labels, "neither a budget for evictions nor a failure of the attempt is about them"
+
+
+def test_the_trainer_is_told_where_they_are() -> None:
+    rayjob = made(job(), nodes(1))["RayJob"]
+    (group,) = groups(rayjob).values()
+    for each in (head(rayjob), group):
+        address = variables(pod_of(each)["containers"][0])["RLHF_SANDBOXES"]
+        assert address == f"{objects(job())['Service']['metadata']['name']}.default.svc:{names.SANDBOX_PORT}"
+    plain = made(changed(NAME, {}), nodes(1))["RayJob"]
+    assert "RLHF_SANDBOXES" not in variables(pod_of(head(plain))["containers"][0])
+
+
+def test_a_job_begins_only_with_room_for_its_sandboxes() -> None:
+    asked, there = job(cpu="30"), nodes(1)
+    seen = snapshot(asked, there)
+    pods = AttemptPods(snapshot=seen, job=asked, mapping=mapped(asked, there), settings=Settings())
+    found = place(groups_of(pods), seen)
+    assert "1 of 3 sandboxes (30 CPUs, 1Gi each)" in found.lacks
+    assert not place(groups_of(replace(pods, job=job())), seen).lacks
+
+
+def test_their_room_stays_reserved_while_they_come_and_go() -> None:
+    asked, seen = job(), snapshot(job(), nodes(1))
+    trainer = ObservedPod(
+        name="w", uid="1", attempt=1, role=names.WORKER, created=START, node="n0", requests={"cpu": 8000}
+    )
+    plain, both = held_by([trainer]), with_sandboxes(held_by([trainer]), asked, seen, Settings())
+    assert [each.node for each in both] == ["n0"]
+    assert both[0].amounts["cpu"] == 8000 + 3 * 500
+    assert with_sandboxes(plain, changed(NAME, {}), seen, Settings()) == plain
+
+
+# Their life, on a simulated cluster
+
+
+def world() -> World:
+    """A job that asks for three sandboxes, and whose pods run."""
+    grpo = changed(NAME, {}).model_dump(mode="json", by_alias=True, exclude_none=True)["spec"]
+    resources = {"device": "CPU", "nodes": 1, "slotsPerNode": 1}
+    actor = {**SFT["models"]["actor"]}
+    spec = {**grpo, "models": {**grpo["models"], "actor": actor}, "resources": resources, "sandbox": {"warm": 3}}
+    found = World(spec=spec, nodes=NODES)
+    found.settle()
+    assert not found.sandboxes, "no pod of the attempt runs yet"
+    found.make_pods()
+    found.start_pods()
+    found.settle()
+    return found
+
+
+def change(found: World, **fields: Any) -> ObservedPod:
+    """Something happens to the first sandbox that waits or works."""
+    pod = next(each for each in found.sandboxes.values() if each.phase in ("Pending", "Running"))
+    found.sandboxes[pod.name] = replace(pod, **fields)
+    return found.sandboxes[pod.name]
+
+
+def test_they_are_made_with_the_attempt_and_deleted_with_it() -> None:
+    found = world()
+    assert len(found.sandboxes) == 3
+    assert reason(found, "SandboxesReady") == "Starting"
+    change(found, phase="Running", ready=True)
+    found.settle()
+    assert reason(found, "SandboxesReady") == "SandboxesRun"
+    found.edit(suspend=True)
+    found.settle()
+    found.collect()
+    found.settle()
+    assert (found.phase, found.sandboxes) == ("Suspended", {})
+    assert reason(found, "SandboxesReady") == "Ended"
+
+
+def test_those_that_have_served_are_deleted_together() -> None:
+    found = world()
+    for count in range(3):
+        change(found, phase="Succeeded")
+        found.make_sandboxes(SANDBOX, 3)
+        found.settle()
+        phases = Counter(each.phase for each in found.sandboxes.values())
+        assert phases == {"Pending": 3, **({"Succeeded": count + 1} if count < 2 else {})}
+
+
+def test_a_failed_sandbox_fails_no_attempt() -> None:
+    found = world()
+    found.train(3)
+    for _ in range(3):
+        change(found, phase="Failed", reason="Evicted", disruption="EvictionByEvictionAPI")
+        found.make_sandboxes(SANDBOX, 3)
+        found.settle()
+    assert (found.phase, found.made) == ("Running", ["job-a1"])
+    assert len(found.sandboxes) == 3
+
+
+def test_they_are_made_again_if_somebody_deletes_them() -> None:
+    found = world()
+    found.sandboxes.clear()
+    found.settle()
+    assert len(found.sandboxes) == 3
+
+
+def test_an_operator_that_dies_before_it_makes_them_makes_them_later() -> None:
+    found = world()
+    found.sandboxes.clear()
+    found.operate(dies_after=0)
+    found.restart_operator()
+    found.settle()
+    assert len(found.sandboxes) == 3
+
+
+@pytest.mark.parametrize("lack", ["an image", "room"])
+def test_it_is_told_why_they_do_not_start(lack: str) -> None:
+    found = world()
+    why = "0/3 nodes are available: 3 Insufficient cpu." if lack == "room" else "image own:1 is not there"
+    if lack == "room":
+        change(found, unschedulable=why, node="")
+    else:
+        change(found, containers=(replace(PULLS, waiting_message=why),))
+    found.settle()
+    if lack == "room":
+        assert reason(found, "SandboxesReady") == "Starting", "another one may be about to go"
+        found.wait(SLOW_START_SECONDS + 1)
+        found.settle()
+    assert reason(found, "SandboxesReady") == "SandboxesWait"
+    assert why in message(found, "SandboxesReady")
+    assert [each.kind for each in found.events if each.reason == "SandboxesWait"] == ["Warning"]
+    assert found.phase == "Initializing", "training does not wait for them"
+
+
+def test_a_quota_without_room_for_any_is_told() -> None:
+    found = world()
+    found.complaint = "exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3"
+    found.sandboxes.clear()
+    found.make_sandboxes = lambda *_: None  # type: ignore[method-assign]
+    found.operate()
+    assert reason(found, "SandboxesReady") == "SandboxesWait"
+    assert found.complaint in message(found, "SandboxesReady")

@@ -1,0 +1,161 @@
+"""Commands and judgements in sandboxes, each in one of its own: code gets the score that it gets beside the trainer."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from rlhf_api.job import Job
+from rlhf_trainer.rewards import verifiers
+from rlhf_trainer.rewards.code_in_sandboxes import score
+from rlhf_trainer.rewards.function import UserFunction
+from rlhf_trainer.rewards.sample import LOST, SCORE, STOPPED, UNSERVED, Sample
+from rlhf_trainer.rewards.sandboxes import ADDRESS, Finished, LostSandboxError, NoSandboxError, Sandboxes
+from rlhf_trainer.workers.scoring import IN_SANDBOXES, reward_code
+from tests.api.cases import made
+from tests.trainer.sandbox_pool import Pool, pool
+
+SOON = 60.0
+TESTS = "assert add(1, 2) == 3\nassert add(2, 2) == 4"
+CODES = (
+    "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```",
+    "def add(a, b): return a - b",
+    "while True: pass",
+    "import os\nos.kill(os.getppid(), 9)\ndef add(a, b): return a + b",
+    "open('/tmp/x', 'w')\ndef add(a, b): return a + b",
+    "import socket\nsocket.socket()\ndef add(a, b): return a + b",
+    "x = bytearray(2 * 2**30)\ndef add(a, b): return a + b",
+    "import sys\nprint(99)\nsys.stderr.write('99')\ndef add(a, b): return a + b",
+    "def add(a, b:",
+)
+VERIFIER = {"name": "Code", "seconds": 1.0, "memory_mebibytes": 256}
+
+
+@pytest.fixture(scope="module")
+def made_pool() -> Iterator[tuple[Sandboxes, Pool]]:
+    with pool(2) as found:
+        yield found
+
+
+def run(sandboxes: Sandboxes, *command: str, seconds: float = 20.0, **files: str) -> Finished:
+    return sandboxes.run(command, files=files, seconds=seconds, until=time.monotonic() + SOON, environment={"OWN": "x"})
+
+
+def scores(sandboxes: Sandboxes, codes: tuple[str, ...], *, seconds: float = 300.0) -> list[Any]:
+    options = [VERIFIER, seconds, 1, asdict(sandboxes)]
+    count = len(codes)
+    return score([""] * count, [*codes], [True] * count, **{verifiers.OPTIONS: options}, tests=[TESTS] * count)
+
+
+def test_a_command_gets_its_files_and_variables_and_says_how_it_ended(made_pool: tuple[Sandboxes, Pool]) -> None:
+    sandboxes, _ = made_pool
+    done = run(
+        sandboxes, "sh", "-c", "cat given; echo $OWN $RLHF_JOB_UID; pwd > here; echo no >&2; exit 3", given="text\n"
+    )
+    assert (done.code, done.output, done.cut, done.late) == (3, "text\nx\nno\n", 0, False)
+
+
+def test_nothing_of_a_command_is_there_for_the_next(made_pool: tuple[Sandboxes, Pool]) -> None:
+    sandboxes, _ = made_pool
+    for _ in range(4):
+        assert run(sandboxes, "sh", "-c", "ls; touch mine").output == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "seconds", "expected"),
+    [
+        (("sleep", "60"), 0.5, (-9, "", True)),
+        (("sh", "-c", "sleep 60 & echo left"), 20.0, (0, "left\n", False)),
+        (("sh", "-c", "kill -11 $$"), 20.0, (-11, "", False)),
+        (("no-such-program",), 20.0, (127, "[Errno 2] No such file or directory: 'no-such-program'", False)),
+    ],
+)
+def test_any_end_of_a_command_is_an_answer(
+    made_pool: tuple[Sandboxes, Pool], command: tuple[str, ...], seconds: float, expected: tuple[int, str, bool]
+) -> None:
+    done = run(made_pool[0], *command, seconds=seconds)
+    assert (done.code, done.output, done.late) == expected
+
+
+def test_what_is_cut_of_an_output_is_counted(made_pool: tuple[Sandboxes, Pool]) -> None:
+    done = run(made_pool[0], "python3", "-c", "print('x' * 3_000_000, end='')")
+    assert (len(done.output), done.cut) == (2**20, 3_000_000 - 2**20)
+
+
+def test_a_sandbox_that_is_killed_is_lost() -> None:
+    with pool() as (sandboxes, found):
+        threading.Timer(1.0, found.kill_one).start()
+        with pytest.raises(LostSandboxError, match="lost its sandbox"):
+            run(sandboxes, "sleep", "30")
+        assert run(sandboxes, "true").code == 0, "another one is there"
+
+
+def test_its_own_deadline_ends_a_sandbox() -> None:
+    with pool(seconds=1.0) as (sandboxes, _), pytest.raises(LostSandboxError):
+        run(sandboxes, "sleep", "30", seconds=20.0)
+
+
+def test_without_a_free_sandbox_the_wait_has_an_end() -> None:
+    nobody = Sandboxes("127.0.0.1", 9, 1, 60.0)
+    with pytest.raises(NoSandboxError, match="found no free sandbox within 1 s"):
+        nobody.run(["true"], files={}, seconds=1.0, until=time.monotonic() + 1.0)
+
+
+def test_code_gets_the_score_that_it_gets_beside_the_trainer(made_pool: tuple[Sandboxes, Pool]) -> None:
+    job = f"{VERIFIER['name']}: "
+    options = {verifiers.OPTIONS: [VERIFIER, 300.0, 1]}
+    beside = UserFunction(
+        "rlhf_trainer.rewards.verifiers:score", arguments=options, seconds=300, deadline=600, path=job
+    )
+    samples = [
+        Sample(step=1, row=row, prompt="", response=code, finished=True, columns={"tests": TESTS})
+        for row, code in enumerate(CODES)
+    ]
+    expected = [{SCORE: each.value, **each.parts} for each in beside.scores(samples)]
+    beside.close()
+    assert scores(made_pool[0], CODES) == expected
+    assert [each[SCORE] for each in expected] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    assert expected[2][STOPPED] == 1.0
+
+
+def test_a_response_that_loses_two_sandboxes_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pool() as (sandboxes, found):
+        real = Sandboxes.open
+
+        def lost(self: Sandboxes, *given: Any, **more: Any) -> Any:
+            channel = real(self, *given, **more)
+            found.kill_one()
+            return channel
+
+        monkeypatch.setattr(Sandboxes, "open", lost)
+        assert scores(sandboxes, CODES[:1]) == [{SCORE: 0.0, LOST: 2.0}]
+
+
+def test_a_response_without_a_sandbox_is_left_out() -> None:
+    nobody = Sandboxes("127.0.0.1", 9, 1, 60.0)
+    assert scores(nobody, CODES[:1], seconds=1.0) == [{SCORE: None, UNSERVED: 1.0}]
+    with pytest.raises(TimeoutError, match="no sandbox was free in 1 s; see the condition SandboxesReady"):
+        scores(nobody, CODES[:2], seconds=1.0)
+
+
+def test_64_responses_are_judged_over_8_sandboxes() -> None:
+    with pool(8) as (sandboxes, found):
+        assert scores(sandboxes, CODES[:1] * 64) == [{SCORE: 1.0, "tests": 1.0}] * 64
+        assert len(found.programs) >= 64, "none was used twice"
+
+
+def test_only_the_verifier_code_goes_there_and_only_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("rlhf_trainer.workers.scoring.UserFunction", lambda program, **_: asked.append(program))
+    code, math = (f"models.reward={{verifier: {{name: {name}}}}}" for name in ("Code", "Math"))
+    job = Job.parse(made("GRPO", (code, "sandbox={warm: 3}")))
+    reward_code(job, ranks=1)
+    monkeypatch.setenv(ADDRESS, "job-a1-sandbox.team.svc:8492")
+    reward_code(job, ranks=1)
+    reward_code(Job.parse(made("GRPO", (code,))), ranks=1)
+    reward_code(Job.parse(made("GRPO", (math, "rollout.tools=['a:b']", "sandbox={}"))), ranks=1)
+    assert [each == IN_SANDBOXES for each in asked] == [False, True, False, False]
+    assert Sandboxes.of(job.spec.sandbox) == Sandboxes("job-a1-sandbox.team.svc", 8492, 3, 600.0)

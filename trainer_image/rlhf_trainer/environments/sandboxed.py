@@ -1,0 +1,185 @@
+"""Episodes in sandboxes: a pod runs this module (`python3 -m`) for one episode, in place of a forked process.
+
+Its image needs the packages that the user's module imports, and Python; our modules and the user's own are sent along.
+The connection to the pod carries calls and their answers, and the TCP connections of an agent's program to its model.
+"""
+
+import json
+import os
+import selectors
+import socket
+import threading
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlhf_api.sandbox_server import receive, send
+from rlhf_trainer.environments.environments import play_episode
+from rlhf_trainer.rewards.function import import_all
+from rlhf_trainer.rewards.sandboxes import NoSandboxError, Sandboxes, sources, users_sources
+
+MODULES = (
+    *(f"rlhf_api.{name}" for name in ("exit_codes", "own_code", "sandbox_server")),
+    "rlhf_trainer.agents.programs",
+    *(f"rlhf_trainer.environments.{name}" for name in ("environments", "gymnasium_games", "sandboxed", "tools")),
+    *(f"rlhf_trainer.rewards.{name}" for name in ("function", "sample", "sandboxes", "supervision")),
+)
+"""Modules of an episode in a sandbox."""
+EPISODE = "episode.json"
+PART_BYTES = 2**16
+"""Most bytes of a TCP connection in one message."""
+BASE_URL = "OPENAI_BASE_URL"
+
+
+class SandboxedEpisodes:
+    """Episodes of a user's `module:Class`, each in a sandbox; see `Environments`."""
+
+    def __init__(
+        self, sandboxes: Sandboxes, entrypoints: Sequence[str], *, arguments: Mapping[str, Any], patience: float
+    ) -> None:
+        """arguments: of the class; patience: longest wait in seconds for a free sandbox."""
+        self._sandboxes, self._patience = sandboxes, patience
+        self._command = {"entrypoints": ",".join(entrypoints), "arguments": dict(arguments)}
+        self._files = sources(MODULES)
+        for each in entrypoints:
+            self._files = {**users_sources(each), **self._files}
+
+    def begin(self, seed: int) -> socket.socket:
+        """Return a socket that answers as the process of a new episode does; {"begun": true} comes before."""
+        ours, theirs = socket.socketpair()
+        threading.Thread(target=self._serve, args=(theirs, seed), daemon=True).start()
+        return ours
+
+    def _serve(self, theirs: socket.socket, seed: int) -> None:
+        """Pass calls to a sandbox, and its answers back, until the trainer closes its end."""
+        files = {**self._files, EPISODE: json.dumps({**self._command, "seed": seed})}
+        words, limit = ["python3", "-m", "rlhf_trainer.environments.sandboxed"], self._sandboxes.seconds
+        request = {"command": words, "files": files, "environment": {}, "seconds": limit, "attached": True}
+        with theirs, suppress(OSError, EOFError):
+            call = receive(theirs)
+            try:
+                channel = self._sandboxes.open(request, until=time.monotonic() + self._patience)
+            except NoSandboxError as error:
+                send(theirs, {"problem": str(error)})
+                return
+            with channel:
+                channel.settimeout(None)
+                send(theirs, {"begun": True})
+                send(channel, call)
+                if Tunnel(channel, theirs, model=_model_of(call)).carry() is channel:
+                    send(theirs, {"problem": "lost its sandbox, or ended its process there"})
+
+
+def _model_of(call: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return host and port of the model for the program of an agent, whose call is `run`; None for other calls."""
+    if "run" not in call:
+        return None
+    url = urlsplit(call["run"]["variables"][BASE_URL])
+    return str(url.hostname), int(url.port or 0)
+
+
+class Tunnel:
+    """One end of the connection to a sandbox: messages for the process here, and the bytes of TCP connections.
+
+    A message {"connection": number, "bytes": base64} has what one of these sent; without bytes, it is closed.
+    """
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        process: socket.socket,
+        *,
+        model: tuple[str, int] | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """channel: to the other end; model: address to connect to, on the trainer's end; listener: on the other."""
+        self._channel, self._process, self._model, self._listener = channel, process, model, listener
+        self._connections: dict[int, socket.socket] = {}
+        self._next = 0
+        """Number of the next new connection."""
+        self._selector = selectors.DefaultSelector()
+        for each in filter(None, (channel, process, listener)):
+            self._selector.register(each, selectors.EVENT_READ)
+
+    def carry(self) -> socket.socket:
+        """Carry messages until the channel or the process is gone; returns which of both."""
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    try:
+                        self._take(key)
+                    except (OSError, EOFError):
+                        return self._channel if key.fileobj is self._channel else self._process
+        finally:
+            for each in self._connections.values():
+                each.close()
+            self._selector.close()
+
+    def _take(self, key: selectors.SelectorKey) -> None:
+        """Pass on what a socket has; OSError or EOFError if the channel or the process is gone."""
+        if key.fileobj is self._process:
+            send(self._channel, receive(self._process))
+        elif self._listener and key.fileobj is self._listener:
+            connection, _ = self._listener.accept()
+            self._add(self._next, connection)
+        elif key.fileobj is not self._channel:
+            self._read(key.data)
+        elif "connection" in (message := receive(self._channel)):
+            self._write(message["connection"], b64decode(message["bytes"]))
+        else:
+            send(self._process, message)
+
+    def _add(self, number: int, connection: socket.socket) -> None:
+        self._connections[number], self._next = connection, number + 1
+        self._selector.register(connection, selectors.EVENT_READ, number)
+
+    def _read(self, number: int) -> None:
+        part = b""
+        with suppress(OSError):
+            part = self._connections[number].recv(PART_BYTES) if number in self._connections else b""
+        if not part:
+            self._close(number)
+        send(self._channel, {"connection": number, "bytes": b64encode(part).decode()})
+
+    def _write(self, number: int, part: bytes) -> None:
+        with suppress(OSError):  # that connection is gone: its end is read next
+            if self._model and number >= self._next:
+                self._add(number, socket.create_connection(self._model))
+            if part and number in self._connections:
+                self._connections[number].sendall(part)
+        if not part:
+            self._close(number)
+
+    def _close(self, number: int) -> None:
+        if connection := self._connections.pop(number, None):
+            self._selector.unregister(connection)
+            connection.close()
+
+
+def main() -> None:
+    """Serve an episode in a sandbox; the connection to the trainer is the standard input and output."""
+    channel = socket.socket(fileno=os.dup(0))
+    for number in (0, 1):
+        os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    command = json.loads(Path(EPISODE).read_text())
+    (made, *_), problem = import_all(command["entrypoints"])
+    call = receive(channel)
+    if problem:
+        send(channel, {"problem": problem})
+        return
+    listener = None
+    if "run" in call:
+        listener = socket.create_server(("127.0.0.1", 0))
+        call["run"]["variables"][BASE_URL] = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    ours, theirs = socket.socketpair()
+    send(ours, call)
+    threading.Thread(target=Tunnel(channel, ours, listener=listener).carry, daemon=True).start()
+    play_episode(theirs, made, command)
+
+
+if __name__ == "__main__":
+    main()

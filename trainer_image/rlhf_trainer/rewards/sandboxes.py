@@ -1,0 +1,146 @@
+"""Sandboxes of a job on a cluster: pods that each run one command for the trainer, and are then replaced.
+
+The operator makes them, and gives their address in RLHF_SANDBOXES. Elsewhere there are none, and the same code runs in
+guarded processes (`supervision`). The program in a pod is `rlhf_api.sandbox_server`.
+"""
+
+import importlib.util
+import inspect
+import os
+import random
+import socket
+import sysconfig
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+from rlhf_api.sandbox_server import receive, send
+
+ADDRESS = "RLHF_SANDBOXES"
+"""Environment variable with host and port of the job's sandboxes; unset where there are none."""
+CONNECT_SECONDS, TAKE_SECONDS = 1.0, 10.0
+"""Longest time in seconds to connect to a sandbox, and until it has taken a request."""
+ANSWER_SECONDS = 10.0
+"""Longest time in seconds of an answer beyond the time limit of the command."""
+PAUSES, GROWTH = (0.02, 0.5), 1.5
+"""Shortest and longest mean time in seconds between two attempts to find a free sandbox; one in use refuses at once."""
+INSTALLED = tuple(sysconfig.get_path(each) for each in ("purelib", "platlib", "stdlib"))
+"""Folders of installed packages, which an image has or has not."""
+
+
+class SandboxError(Exception):
+    """Failure of a sandbox; the text is the predicate of a sentence on what was to run in it."""
+
+
+class NoSandboxError(SandboxError):
+    """Error for a command for which no sandbox was free in time."""
+
+
+class LostSandboxError(SandboxError):
+    """Error for a sandbox that was lost before the command ended: killed, evicted or short of memory."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """End of a command in a sandbox."""
+
+    code: int
+    """Exit code of the command; negative: the signal that ended it."""
+    output: str
+    """Text that the command printed to standard output and error, at most `sandbox_server.MAX_OUTPUT` bytes."""
+    cut: int
+    """Number of bytes of output beyond that, which are left out."""
+    late: bool
+    """Whether the time limit ended the command."""
+
+
+@dataclass(frozen=True)
+class Sandboxes:
+    """The sandboxes of a job."""
+
+    host: str
+    port: int
+    warm: int
+    """Number of pods that wait or work."""
+    seconds: float
+    """Longest time of a command in its pod."""
+
+    @classmethod
+    def of(cls, spec: Any) -> Self | None:
+        """Return the sandboxes of a job whose `spec.sandbox` is `spec`; None where nobody has made pods for it."""
+        host, _, port = os.environ.get(ADDRESS, "").rpartition(":")
+        return cls(host, int(port), spec.warm, float(spec.seconds)) if spec and host else None
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        files: Mapping[str, str],
+        seconds: float,
+        until: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> Finished:
+        """Run a command in a sandbox that nobody has used, and return how it ended.
+
+        files: texts by path below the command's working folder, which is its HOME. seconds: time limit of the command.
+        until: time of the monotonic clock by which a sandbox must be free, else NoSandboxError. LostSandboxError if the
+        pod is lost after that; the command may have begun.
+        """
+        request = {"command": [*command], "files": files, "environment": environment or {}, "attached": False}
+        with self.open({**request, "seconds": seconds}, until=until) as channel:
+            channel.settimeout(min(seconds, self.seconds) + ANSWER_SECONDS)
+            try:
+                return Finished(**receive(channel))
+            except (OSError, EOFError) as error:
+                raise LostSandboxError("lost its sandbox") from error
+
+    def open(self, request: Mapping[str, Any], *, until: float) -> socket.socket:
+        """Return the connection to a free sandbox that has taken a request; NoSandboxError if none has by `until`."""
+        began, pause = time.monotonic(), PAUSES[0]
+        while time.monotonic() < until:
+            with suppress(OSError, EOFError):  # it is in use, has served, or is not there yet
+                channel = socket.create_connection(_resolved(self.host, self.port), timeout=CONNECT_SECONDS)
+                try:
+                    channel.settimeout(TAKE_SECONDS)
+                    send(channel, request)
+                    receive(channel)
+                except BaseException:
+                    channel.close()
+                    raise
+                return channel
+            time.sleep(random.uniform(0.0, 2 * pause))
+            pause = min(pause * GROWTH, PAUSES[1])
+        raise NoSandboxError(f"found no free sandbox within {max(until - began, 0.0):.0f} s")
+
+
+@lru_cache
+def _resolved(host: str, port: int) -> tuple[str, int]:
+    """Return the address of a Service, which stays as it is; OSError before the Service is there."""
+    address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    return str(address[0]), port
+
+
+def sources(modules: Iterable[str]) -> dict[str, str]:
+    """Return the files of our own modules as files of a command, with an empty one for each of their packages."""
+    found: dict[str, str] = {}
+    for name in modules:
+        path = Path(name.replace(".", "/"))
+        found |= {f"{package}/__init__.py": "" for package in path.parents if package.name}
+        found[f"{path}.py"] = inspect.getsource(importlib.import_module(name))
+    return found
+
+
+def users_sources(entrypoint: str) -> dict[str, str]:
+    """Return the Python files of the user's module or package of an entry point; none if it is installed."""
+    package = entrypoint.partition(":")[0].partition(".")[0]
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None or spec.origin.startswith(INSTALLED) or __name__.startswith(f"{package}."):
+        return {}
+    origin = Path(spec.origin)
+    if not spec.submodule_search_locations:
+        return {origin.name: origin.read_text()}
+    return {str(each.relative_to(origin.parents[1])): each.read_text() for each in origin.parent.rglob("*.py")}
