@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -41,6 +40,12 @@ ONE = Architecture(layers=1, hidden=1, heads=1, kv_heads=1, head_size=1, ffn=1, 
 """Tiny model by which the state bytes per parameter are computed, since these are the same for every model."""
 
 
+@lru_cache(maxsize=MAX_SIMULATED)
+def _simulated(_: str) -> Simulated:
+    """Return the results of earlier simulations of the mapping problem with this text, on any clusters."""
+    return Simulated()
+
+
 @dataclass(frozen=True, kw_only=True)
 class MappingProblem:
     """Input of the mapper: the models of a job, their work in a step, and the software that does the work."""
@@ -49,7 +54,12 @@ class MappingProblem:
     load: Workload
     software: Software
     correction: Correction
-    simulated: Simulated = field(default_factory=Simulated, compare=False)
+    simulated: Simulated = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Take the results of earlier searches of an equal problem; the text of a problem holds all its inputs."""
+        object.__setattr__(self, "simulated", _simulated(repr(self)))
+        self.simulated.bound()
 
     def costs(self, cluster: Cluster) -> PoolCosts:
         """Return stage costs of every set of models on every node group, with all or some GPUs of each node in use."""
@@ -231,17 +241,7 @@ def task_of(
     requests = {role: _request(job, role, shapes[role], load.work[role], device) for role in job.placed_roles()}
     training = job.spec.training
     software = software_for(device, training.precision, training.attention, training.kernels, job.spec.rollout)
-    inputs: dict[str, Any] = {"requests": requests, "load": load, "software": software}
-    inputs["correction"] = correction or Correction()
-    simulated = _simulated(repr(inputs))
-    simulated.bound()
-    return MappingProblem(**inputs, simulated=simulated)
-
-
-@lru_cache(maxsize=MAX_SIMULATED)
-def _simulated(_: str) -> Simulated:
-    """Return the results of earlier simulations of the mapping problem with this text, on any clusters."""
-    return Simulated()
+    return MappingProblem(requests=requests, load=load, software=software, correction=correction or Correction())
 
 
 def _with_prediction(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> DeviceMapping:

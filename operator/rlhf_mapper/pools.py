@@ -86,8 +86,12 @@ class Simulated:
     def bound(self) -> None:
         """Forget all results if they are many."""
         if max(map(len, vars(self).values())) > MAX_RESULTS:
-            for results in vars(self).values():
-                results.clear()
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget all results."""
+        for results in vars(self).values():
+            results.clear()
 
 
 class PoolCosts:
