@@ -115,6 +115,8 @@ class PoolCosts:
         self._simulated = Simulated() if simulated is None else simulated
         pairs = zip(settings, sizes, strict=True)
         self._keys = [(setting.nodes, tuple(each.tolist())) for setting, each in pairs]
+        # Host memory limits what is offloaded, but changes no strategy.
+        self._strategy_keys = [(replace(nodes, host_memory=None), each) for nodes, each in self._keys]
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -162,7 +164,7 @@ class PoolCosts:
             request = replace(request, work=replace(request.work, read=0.0))
         if offload == "OptimizerInHost" and request.work.trained:
             request = replace(request, work=replace(request.work, steps_in_host=True))
-        key, known = (request, self._keys[group], least), self._simulated.strategies
+        key, known = (request, self._strategy_keys[group], least), self._simulated.strategies
         if key not in known:
             kind = GeneratingStrategies if request.work.generated else Strategies
             known[key] = kind(request, self.settings[group], self.sizes[group], least=least)

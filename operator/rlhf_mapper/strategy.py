@@ -345,9 +345,16 @@ class GeneratingStrategies(Strategies):
 
     def generation_seconds(self, cache: Numbers) -> Numbers:
         """Return [G generation cuts, K pool sizes] seconds of generation; cache: bytes of a GPU; inf: nothing fits."""
-        load, work = self.setting.load, self.request.work
-        seconds = generation.generation_seconds(self.passes, work, load, self.generator_layouts, cache)
-        return seconds * self.setting.correction.of("generation")
+        key = cache.tobytes()
+        if key not in self._generated:
+            load, work = self.setting.load, self.request.work
+            seconds = generation.generation_seconds(self.passes, work, load, self.generator_layouts, cache)
+            self._generated[key] = seconds * self.setting.correction.of("generation")
+        return self._generated[key]
+
+    @cached_property
+    def _generated(self) -> dict[bytes, Numbers]:
+        return {}
 
     def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
         """Return (index into `generators` of the fastest cut by pool size, its seconds [4, K pool sizes]).
