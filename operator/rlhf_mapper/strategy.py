@@ -287,10 +287,11 @@ class GeneratingStrategies(Strategies):
         fixed = (request.generation_pipeline, request.generation_tensor)
         divides = {
             (p_g, t_g)
-            for p, t, _ in self.cuts.tolist()
+            for p, t in {(p, t) for p, t, _ in self.cuts.tolist()}
             for p_g in range(1, p + 1)
+            if p % p_g == 0
             for t_g in range(1, t + 1)
-            if p % p_g == t % t_g == request.model.vocabulary % t_g == 0
+            if t % t_g == request.model.vocabulary % t_g == 0
             and (p_g == 1 or request.model.layers % p == 0)  # vLLM's stages need equally many layers on GPUs
             and all(a in (None, b) for a, b in zip(fixed, (p_g, t_g), strict=True))
         }
