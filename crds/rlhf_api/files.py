@@ -114,7 +114,7 @@ def strings_in(document: object) -> Iterator[tuple[str, str]]:
         path, found = waiting.pop()
         if isinstance(found, str):
             yield path.removeprefix("."), found
-        elif isinstance(found, Mapping):
+        elif isinstance(found, (dict, Mapping)):  # for a dict, Mapping alone takes long
             waiting += [(f"{path}.{name}", part) for name, part in found.items() if name != "arguments"]
         elif isinstance(found, list | tuple):
             waiting += [(f"{path}.{place}", part) for place, part in enumerate(found)]

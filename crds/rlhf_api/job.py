@@ -1,5 +1,6 @@
 """A job, checked as a whole: its fields, and the rules that span several of them."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -72,18 +73,13 @@ class Job(Spec):
 
     def models(self) -> dict[Role, Model]:
         """Return role -> model that the algorithm uses; an unset optimizer or reference model has its default."""
-        models = self.spec.models.by_role()
-        if "actor" in models:
-            models.setdefault("reference", _untrained(models["actor"]))  # only used if `used_roles` says so
-        for role in self.spec.algorithm.trained:
-            models[role] = models[role].model_copy(update={"optimizer": models[role].optimizer or Optimizer()})
-        used = {role: models[role] for role in used_roles(self.spec)}
-        if self.spec.algorithm.has_cost_critic:
-            weights = {
-                name: getattr(models["cost"], name) for name in ("uri", "revision", "trust_remote_code", "shape")
-            }
-            used["cost_critic"] = models["critic"].model_copy(update=weights)
-        return used
+        spec, models = self._models
+        # A copy of the job with another spec has the models of the first one here.
+        return dict(models) if spec is self.spec else _used_models(self.spec)
+
+    @cached_property
+    def _models(self) -> tuple[JobSpec, dict[Role, Model]]:
+        return self.spec, _used_models(self.spec)
 
     @property
     def has_reward(self) -> bool:
@@ -221,6 +217,19 @@ class Job(Spec):
         rows = self.spec.training.prompt_batch_size or self.spec.training.batch_size
         assert rows, "a rule requires one of the two"
         return rows * self.spec.algorithm.prompts_drawn
+
+
+def _used_models(spec: JobSpec) -> dict[Role, Model]:
+    models = spec.models.by_role()
+    if "actor" in models:
+        models.setdefault("reference", _untrained(models["actor"]))  # only used if `used_roles` says so
+    for role in spec.algorithm.trained:
+        models[role] = models[role].model_copy(update={"optimizer": models[role].optimizer or Optimizer()})
+    used = {role: models[role] for role in used_roles(spec)}
+    if spec.algorithm.has_cost_critic:
+        weights = {name: getattr(models["cost"], name) for name in ("uri", "revision", "trust_remote_code", "shape")}
+        used["cost_critic"] = models["critic"].model_copy(update=weights)
+    return used
 
 
 def _untrained(model: Model) -> Model:

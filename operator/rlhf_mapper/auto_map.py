@@ -5,18 +5,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role, slots_text
-from rlhf_api.problems import Problem, SpecError
+from rlhf_api.problems import SpecError
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
+from rlhf_mapper.model_limits import fixed_sizes, too_long, wrong_sizes
 from rlhf_mapper.node_uses import node_uses, nodes_of_pool, sizes_of_pools
 from rlhf_mapper.pools import PoolCosts, Simulated
 from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of, simplest_first
@@ -40,6 +40,12 @@ ONE = Architecture(layers=1, hidden=1, heads=1, kv_heads=1, head_size=1, ffn=1, 
 """Tiny model by which the state bytes per parameter are computed, since these are the same for every model."""
 
 
+@lru_cache(maxsize=MAX_SIMULATED)
+def _simulated(_: str) -> Simulated:
+    """Return the results of earlier simulations of the mapping problem with this text, on any clusters."""
+    return Simulated()
+
+
 @dataclass(frozen=True, kw_only=True)
 class MappingProblem:
     """Input of the mapper: the models of a job, their work in a step, and the software that does the work."""
@@ -48,7 +54,12 @@ class MappingProblem:
     load: Workload
     software: Software
     correction: Correction
-    simulated: Simulated = field(default_factory=Simulated, compare=False)
+    simulated: Simulated = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Take the results of earlier searches of an equal problem; the text of a problem holds all its inputs."""
+        object.__setattr__(self, "simulated", _simulated(repr(self)))
+        self.simulated.bound()
 
     def costs(self, cluster: Cluster) -> PoolCosts:
         """Return stage costs of every set of models on every node group, with all or some GPUs of each node in use."""
@@ -67,6 +78,13 @@ class MappingProblem:
         """Return an objective, by default the fastest, with how the stages of a step overlap."""
         ahead = self.load.works_ahead
         return replace(objective or Objective(), works_ahead=ahead, streams=overlap.groups_of(self.load))
+
+    def fits(self, cluster: Cluster) -> bool:
+        """Whether some mapping onto a cluster fits."""
+        known = self.simulated.fits
+        if cluster not in known:
+            known[cluster] = bool(self.search(self.costs(cluster)))
+        return known[cluster]
 
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """Return the best placements of models in pools, each with its best allocation of GPUs."""
@@ -100,7 +118,7 @@ def auto_map(
 
     def fits(other: Job, machines: Cluster) -> bool:
         problem = task_of(other, shapes, device=device, correction=correction, responses=responses, prompts=prompts)
-        return bool(problem.search(problem.costs(machines)))
+        return problem.fits(machines)
 
     return replace(_infeasible(task, cluster), options=remedies_of(job, cluster, fits))
 
@@ -109,10 +127,18 @@ def mapping_of(
     task: MappingProblem, cluster: Cluster, *, device: Device = "GPU", objective: Objective | None = None
 ) -> DeviceMapping | None:
     """Return the best mapping of a problem, or one in fewer pools that is about as fast; None if nothing fits."""
+    key, known = (cluster, device, objective or Objective()), task.simulated.mappings
+    if key not in known:
+        known[key] = _searched(task, *key)
+    return known[key]
+
+
+def _searched(task: MappingProblem, cluster: Cluster, device: Device, objective: Objective) -> DeviceMapping | None:
+    """Search the mapping that `mapping_of` returns."""
     best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
     for chosen in _choices(cluster):
         costs = task.costs(Cluster(tuple(group for _, group in chosen)))
-        goal = (objective or Objective()).on([chosen[min(nodes)[0]][0] for nodes in costs.hosts])
+        goal = objective.on([chosen[min(nodes)[0]][0] for nodes in costs.hosts])
         if found := task.search(costs, goal):
             weights = goal.weights(len(costs.groups))
             used = sum(weights[group] * gpus for _, group, gpus in found[0].sets)
@@ -209,59 +235,19 @@ def task_of(
     """Build a job's mapping problem on GPUs or CPUs. Raises SpecError for parallel sizes that do not divide a model."""
     shapes = {**shapes, "rollout": shapes["actor"]} if job.generates_apart else shapes
     problems = [problem for role in job.placed_roles() for problem in wrong_sizes(job, role, shapes[role])]
-    if problems := [*problems, *_too_long(job, shapes)]:
+    if problems := [*problems, *too_long(job, shapes)]:
         raise SpecError(problems)
     load = workload_of(job, responses=responses, prompts=prompts)
     requests = {role: _request(job, role, shapes[role], load.work[role], device) for role in job.placed_roles()}
     training = job.spec.training
     software = software_for(device, training.precision, training.attention, training.kernels, job.spec.rollout)
-    inputs: dict[str, Any] = {"requests": requests, "load": load, "software": software, "correction": correction or Correction()}
-    return MappingProblem(**inputs, simulated=_simulated(repr(inputs)))
-
-
-@lru_cache(maxsize=MAX_SIMULATED)
-def _simulated(_: str) -> Simulated:
-    """Return the results of earlier simulations of the mapping problem with this text, on any clusters."""
-    return Simulated()
+    return MappingProblem(requests=requests, load=load, software=software, correction=correction or Correction())
 
 
 def _with_prediction(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> DeviceMapping:
     cuts = {role: cut for pool in found.sets for role, cut in cuts_of(costs, *pool).items()}
     sizes = {role: cuts[role].sizes for role in costs.requests}
     return replace(mapping, sizes=sizes, prediction=prediction_of(costs, found, cuts, mapping.pools))
-
-
-def wrong_sizes(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
-    """Yield a problem for the manifest's parallel sizes that the model's layers, heads or vocabulary do not allow.
-
-    Of `parallelism` only the first wrong size is reported.
-    """
-    fixed = _fixed_sizes(job, role)
-    wrong = model.cannot_be_cut(pipeline=fixed.pipeline, tensor=fixed.tensor, expert=fixed.expert) if fixed else None
-    shards = job.spec.rollout.tensor_parallel or 1
-    if role == "actor" and model.vocabulary % shards:
-        message = f"is {shards}, which does not divide the model's vocabulary of {model.vocabulary}"
-        yield Problem(f"{job.name}: spec.rollout.tensorParallel", message)
-    if wrong:
-        yield Problem(f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{wrong[0]}", wrong[1])
-
-
-def _too_long(job: Job, shapes: Mapping[Role, Architecture]) -> Iterator[Problem]:
-    """Yield a problem if a model does not read sequences as long as a job that generates may make them."""
-    longest, offline = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens, job.spec.algorithm.offline
-    for role, model in () if offline else shapes.items():
-        if 0 < model.positions < longest:
-            uri = job.models()["actor" if role == "rollout" else role].uri
-            limit = f"{role}, {uri}, reads {model.positions} tokens at most (max_position_embeddings, with scaled RoPE)"
-            yield Problem(f"{job.name}: spec.data", f"maxPromptTokens + maxResponseTokens is {longest}, but {limit}")
-            return
-
-
-def _fixed_sizes(job: Job, role: Role) -> Parallelism | None:
-    """Return a model's parallel sizes in the manifest; None if unset, for a rollout, or for a reference not in it."""
-    if role == "rollout" or (role == "reference" and job.spec.models.reference is None):
-        return None
-    return job.models()[role].parallelism
 
 
 def _request(job: Job, role: Role, model: Architecture, work: Work, device: Device) -> ModelRequest:
@@ -272,7 +258,7 @@ def _request(job: Job, role: Role, model: Architecture, work: Work, device: Devi
         model=model,
         work=replace(work, recomputes=recomputes, trained_share=trained),
         micro_batch_tokens=job.micro_batch_tokens(device, hidden=model.hidden),
-        sizes=_fixed_sizes(job, role),
+        sizes=fixed_sizes(job, role),
         generation_pipeline=1 if rollout.speculation else rollout.pipeline_parallel,  # no stages with drafts
         generation_tensor=rollout.tensor_parallel,
         generator_share=rollout.gpu_memory_utilization,
@@ -353,7 +339,7 @@ def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
     """Return the fewest nodes like those of a group on which a mapping fits; None beyond MAX_NODES."""
 
     def fits(count: int) -> bool:
-        return bool(task.search(task.costs(Cluster((replace(group, count=count, zones=()),)))))
+        return task.fits(Cluster((replace(group, count=count, zones=()),)))
 
     most = 1
     while not fits(most):

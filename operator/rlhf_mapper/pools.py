@@ -7,9 +7,10 @@ from typing import Literal
 import numpy as np
 
 from rlhf_api.names import Role
-from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.hardware import Cluster, NodeGroup
 from rlhf_mapper.kernels import Numbers
-from rlhf_mapper.mapping import PLACED_WITH
+from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping
+from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.tables import StageTable
 from rlhf_mapper.simulate import memory, overlap
 from rlhf_mapper.strategy import ACTIVATION_SHARES, GeneratingStrategies, Indices, ModelRequest, Setting, Strategies
@@ -31,6 +32,8 @@ def pool_sizes(nodes: NodeGroup) -> Indices:
     return np.array([*sorted(parts), *(nodes.gpus_per_node * count for count in range(1, nodes.count + 1))])
 
 
+MAX_RESULTS = 400
+"""Most results of a kind that a mapping problem keeps: those of node groups with 2,048 GPUs take 22 MB."""
 PoolOffload = Literal["None", "All", "OptimizerInHost"]
 """Model states that a pool keeps in host memory: none, those of idle models, or always those of the optimizer."""
 
@@ -72,11 +75,23 @@ NodesKey = tuple[NodeGroup, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Simulated:
-    """Results of simulations of one mapping problem on all clusters that were asked about."""
+    """Results of simulations and searches of one mapping problem on all clusters that were asked about."""
 
     strategies: dict[tuple[ModelRequest, NodesKey, int], Strategies] = field(default_factory=dict)
     tables: dict[tuple[frozenset[str], NodesKey], StageTable] = field(default_factory=dict)
     choices: dict[tuple[frozenset[str], NodesKey], list[StateChoice]] = field(default_factory=dict)
+    mappings: dict[tuple[Cluster, Device, Objective], DeviceMapping | None] = field(default_factory=dict)
+    fits: dict[Cluster, bool] = field(default_factory=dict)
+
+    def bound(self) -> None:
+        """Forget all results if they are many."""
+        if max(map(len, vars(self).values())) > MAX_RESULTS:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget all results."""
+        for results in vars(self).values():
+            results.clear()
 
 
 class PoolCosts:
@@ -100,6 +115,8 @@ class PoolCosts:
         self._simulated = Simulated() if simulated is None else simulated
         pairs = zip(settings, sizes, strict=True)
         self._keys = [(setting.nodes, tuple(each.tolist())) for setting, each in pairs]
+        # Host memory limits what is offloaded, but changes no strategy.
+        self._strategy_keys = [(replace(nodes, host_memory=None), each) for nodes, each in self._keys]
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -147,7 +164,7 @@ class PoolCosts:
             request = replace(request, work=replace(request.work, read=0.0))
         if offload == "OptimizerInHost" and request.work.trained:
             request = replace(request, work=replace(request.work, steps_in_host=True))
-        key, known = (request, self._keys[group], least), self._simulated.strategies
+        key, known = (request, self._strategy_keys[group], least), self._simulated.strategies
         if key not in known:
             kind = GeneratingStrategies if request.work.generated else Strategies
             known[key] = kind(request, self.settings[group], self.sizes[group], least=least)

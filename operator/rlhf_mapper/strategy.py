@@ -287,10 +287,11 @@ class GeneratingStrategies(Strategies):
         fixed = (request.generation_pipeline, request.generation_tensor)
         divides = {
             (p_g, t_g)
-            for p, t, _ in self.cuts.tolist()
+            for p, t in {(p, t) for p, t, _ in self.cuts.tolist()}
             for p_g in range(1, p + 1)
+            if p % p_g == 0
             for t_g in range(1, t + 1)
-            if p % p_g == t % t_g == request.model.vocabulary % t_g == 0
+            if t % t_g == request.model.vocabulary % t_g == 0
             and (p_g == 1 or request.model.layers % p == 0)  # vLLM's stages need equally many layers on GPUs
             and all(a in (None, b) for a, b in zip(fixed, (p_g, t_g), strict=True))
         }
@@ -345,9 +346,16 @@ class GeneratingStrategies(Strategies):
 
     def generation_seconds(self, cache: Numbers) -> Numbers:
         """Return [G generation cuts, K pool sizes] seconds of generation; cache: bytes of a GPU; inf: nothing fits."""
-        load, work = self.setting.load, self.request.work
-        seconds = generation.generation_seconds(self.passes, work, load, self.generator_layouts, cache)
-        return seconds * self.setting.correction.of("generation")
+        key = cache.tobytes()
+        if key not in self._generated:
+            load, work = self.setting.load, self.request.work
+            seconds = generation.generation_seconds(self.passes, work, load, self.generator_layouts, cache)
+            self._generated[key] = seconds * self.setting.correction.of("generation")
+        return self._generated[key]
+
+    @cached_property
+    def _generated(self) -> dict[bytes, Numbers]:
+        return {}
 
     def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
         """Return (index into `generators` of the fastest cut by pool size, its seconds [4, K pool sizes]).

@@ -1,6 +1,7 @@
 """Overlays of pod templates, merged as Kubernetes merges patches; and the overlay that avoids nodes."""
 
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, Final
 
 from rlhf_api.checks.pod_template import KEYS
@@ -8,15 +9,20 @@ from rlhf_api.checks.pod_template import KEYS
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 TERMS: Final = "nodeSelectorTerms"
 """Field with the alternative terms of a node affinity; merging combines each old term with each new one."""
+SCALARS: Final = (str, int, float, NoneType)
+OBJECTS: Final = (dict, Mapping)
+"""Types of a document's objects. `isinstance` finds dict at once, but takes long for an abstract class."""
 
 
 def merged(base: Any, over: Any, field: str = "") -> Any:
     """Return `base` with the values of `over` merged in; nulls change nothing. field: name of the field with both."""
-    if isinstance(over, Mapping):
-        known = base if isinstance(base, Mapping) else {}
+    if isinstance(over, SCALARS):
+        return over
+    if isinstance(over, OBJECTS):
+        known = base if isinstance(base, OBJECTS) else {}
         given = {name: value for name, value in over.items() if value is not None}
         return {**known, **{name: merged(known.get(name), value, name) for name, value in given.items()}}
-    if isinstance(over, list) and all(isinstance(each, Mapping) for each in over):
+    if isinstance(over, list) and all(isinstance(each, OBJECTS) for each in over):
         return _merged_entries(base if isinstance(base, list) else [], over, field)
     return over
 

@@ -44,15 +44,16 @@ def program(rule: str) -> cel.Expression:
 
 def broken(schema: Schema, value: Any, path: str = "spec") -> Iterator[str]:
     """Yield the path of each rule that does not hold; for a joined rule the path that its message names."""
+    known = ENV.Activation({"self": value}) if RULES in schema else None
     for rule in schema.get(RULES, ()):
         if "oldSelf" in rule["rule"] or "quantity(" in rule["rule"]:
             continue
-        holds = program(rule["rule"]).eval(data={"self": value}).plain_value()
+        holds = program(rule["rule"]).eval(known).plain_value()
         if not isinstance(holds, bool):
             raise TypeError(holds)  # a field is missing
         if not holds:
             said = rule.get("messageExpression")
-            named = f".{program(said).eval(data={'self': value}).plain_value().partition(':')[0]}" if said else ""
+            named = f".{program(said).eval(known).plain_value().partition(':')[0]}" if said else ""
             yield f"{path}{rule.get('fieldPath', '')}{named}"
     if "enum" in schema and value not in schema["enum"]:
         yield path

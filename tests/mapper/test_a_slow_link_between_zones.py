@@ -109,7 +109,7 @@ def test_a_pool_over_two_zones_is_as_fast_as_the_best_nodes(size: str, gbps: flo
 
 def test_a_slow_link_keeps_pools_in_one_zone() -> None:
     """Rings of data ranks over 8 nodes are fast over a network of one kind; each half has its own pool else."""
-    job = job_of("PPO", training={"promptBatchSize": 256, "miniBatchSize": 64})
+    job = job_of("ReMax", training={"promptBatchSize": 256})
     fast, slow = (planned(job, Cluster((nodes("aaaabbbb", gbps),))) for gbps in (1e5, 1))
     assert seconds(fast) < seconds(slow)
     assert all(len(set(pool.zones)) == 1 for pool in slow.pools)

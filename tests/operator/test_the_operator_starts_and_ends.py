@@ -13,7 +13,7 @@ from aiohttp import web
 
 from rlhf_operator import main
 from rlhf_operator.cluster.client import ApiError, NoClusterError
-from rlhf_operator.cluster.leader_election import LostLeaseError
+from rlhf_operator.cluster.leader_election import LoopThread, LostLeaseError
 from rlhf_operator.main import RestartAttemptError
 from rlhf_operator.server import Ports
 from rlhf_operator.settings import Settings
@@ -88,15 +88,22 @@ def _group(path: str) -> dict[str, Any]:
 
 
 def run(tmp_path: Path, test: Callable[[Server, "asyncio.Task[None]", int], Awaitable[None]]) -> None:
-    """`test` gets the server, the operator as a task, and the port of its probes."""
+    """`test` gets the server, the operator as a task, and the port of its probes.
 
-    async def life() -> None:
-        server, ports = Server(), free_ports()
+    The server has a thread: at its end kopf waits five seconds for all tasks of its loop that it does not know.
+    """
+
+    async def started(server: Server) -> web.AppRunner:
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", server.answer)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner
+
+    async def life() -> None:
+        server, ports, thread = Server(), free_ports(), LoopThread("server")
+        runner = await thread.run(started(server))
         config = tmp_path / "kubeconfig"
         config.write_text(kubeconfig(f"http://127.0.0.1:{runner.addresses[0][1]}", "secret"))
         settings = Settings(lease_namespace="system", read_nodes=False)
@@ -107,7 +114,8 @@ def run(tmp_path: Path, test: Callable[[Server, "asyncio.Task[None]", int], Awai
         finally:
             operating.cancel()
             await asyncio.gather(operating, return_exceptions=True)
-            await runner.cleanup()
+            await thread.run(runner.cleanup())
+            await thread.close()
 
     asyncio.run(life())
 

@@ -39,7 +39,7 @@ def _cache_bytes(passes: Passes) -> float:
     return passes.software.cache_bytes or passes.software.compute_bytes
 
 
-def cached_bytes(passes: Passes, generator: Layouts, tokens: float) -> Numbers:
+def cached_bytes(passes: Passes, generator: Layouts, tokens: Numbers | float) -> Numbers:
     """Return the bytes of a GPU for the KV cache of one sequence; KV heads are copied if there are fewer than t_g."""
     shards = np.minimum(generator.t, passes.model.kv_heads) * generator.p
     return passes.model.kv_values * _cache_bytes(passes) * tokens / shards
@@ -77,13 +77,12 @@ def _last_wave(passes: Passes, load: Workload, generator: Layouts, count: Number
     If each of n sequences is still running with probability s, at least one is with probability 1 - (1 - s)^n. All
     replicas wait for the last sequence of all: its replica runs alone in the end.
     """
-    seconds, before = 0.0 * count, 0.0
-    for tokens, share in load.response.still_running:
-        here, anywhere = (1 - (1 - share) ** number for number in (count, count * generator.d))
-        context = load.prompt.mean + (before + tokens) / 2
-        step = decode_step(passes, generator, count * share / here, context)
-        seconds = seconds + (tokens - before) * anywhere * step
-        before = tokens
+    tokens, share = np.array(load.response.still_running).T.reshape(2, -1, *(1,) * count.ndim)
+    before = np.concatenate([0 * tokens[:1], tokens[:-1]])
+    here, anywhere = (1 - (1 - share) ** number for number in (count, count * generator.d))
+    context = load.prompt.mean + (before + tokens) / 2
+    step = decode_step(passes, generator, count * share / here, context)
+    seconds: Numbers = ((tokens - before) * anywhere * step).sum(axis=0)
     return seconds
 
 
@@ -97,7 +96,7 @@ def prefill_seconds(passes: Passes, load: Workload, generator: Layouts, sequence
     return generator.p * (read + reduces)
 
 
-def decode_step(passes: Passes, generator: Layouts, at_once: Numbers, context: float) -> Numbers:
+def decode_step(passes: Passes, generator: Layouts, at_once: Numbers, context: Numbers | float) -> Numbers:
     """Return the seconds of a decode step of `at_once` sequences that have `context` tokens each.
 
     They are those of weights, attention, all-reduces, kernel starts, and the generator's own code. Kernels of 8 bits

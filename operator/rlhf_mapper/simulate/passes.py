@@ -103,7 +103,7 @@ def prefill_attention(
     return seconds
 
 
-def decode_attention(model: Architecture, gpu: Gpu, t: Numbers, sequences: Numbers, tokens: float) -> Numbers:
+def decode_attention(model: Architecture, gpu: Gpu, t: Numbers, sequences: Numbers, tokens: Numbers | float) -> Numbers:
     """Return the seconds of a layer's attention of one new token to each sequence of `tokens` tokens."""
     heads = np.maximum(model.kv_heads / t, 1.0)
     read = 2 * 2 * sequences * heads * model.head_size * tokens

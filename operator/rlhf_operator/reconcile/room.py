@@ -10,8 +10,8 @@ from rlhf_api.checks.pod_template import PodSpec
 from rlhf_api.job import Job
 from rlhf_api.status import Reserved, ReservedAmount
 from rlhf_operator.placement.suitable import suits
-from rlhf_operator.resources import sandboxes
-from rlhf_operator.resources.attempt import rayjob
+from rlhf_operator.resources import sandboxes, workers
+from rlhf_operator.resources.attempt import head_group
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, ObservedNode, ObservedPod, Snapshot, requests_of
@@ -125,9 +125,8 @@ def _reserved(held: Mapping[str, Counter[str]], *, is_extra: bool = False) -> tu
 
 def groups_of(pods: AttemptPods) -> list[Group]:
     """Return the groups of an attempt's pods, the head pod first; the attempt's number and ConfigMap do not matter."""
-    cluster = rayjob(pods)["spec"]["rayClusterSpec"]
-    groups = [_group("the head pod", 1, cluster["headGroupSpec"])]
-    for each in cluster["workerGroupSpecs"]:
+    groups = [_group("the head pod", 1, head_group(pods))]
+    for each in workers.groups(pods):
         count, pool = each["replicas"] * each["numOfHosts"], f"pool {each['groupName']}"
         label = f"{count} pods of {pool}" if count > 1 else f"the pod of {pool}"
         groups.append(_group(label, count, each, is_elastic=each["maxReplicas"] > each["minReplicas"]))

@@ -59,7 +59,7 @@ def rayjob(pods: AttemptPods) -> Manifest:
         "ttlSecondsAfterFinished": KEPT_FOR_EVER if policy.keep_pods_on_failure else KEPT_SECONDS,
         "rayClusterSpec": {
             "rayVersion": pods.settings.ray_version,
-            "headGroupSpec": _head_group(pods),
+            "headGroupSpec": head_group(pods),
             "workerGroupSpecs": workers.groups(pods),
         },
     }
@@ -67,7 +67,7 @@ def rayjob(pods: AttemptPods) -> Manifest:
     return document
 
 
-def _head_group(pods: AttemptPods) -> dict[str, Any]:
+def head_group(pods: AttemptPods) -> dict[str, Any]:
     """Return the head group of the Ray cluster, without its fixed fields."""
     size, default = pods.job.spec.runtime.controller, pods.settings.controller
     resources = {"cpu": size.cpu or default.cpu, "memory": size.memory or default.memory}
