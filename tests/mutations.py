@@ -428,8 +428,8 @@ MUTATIONS = (
     ),
     Mutation(
         "operator/rlhf_kubectl/why.py",
-        '("Slow", "True")',
-        '("Slow", "False")',
+        '"Slow": "True"',
+        '"Slow": "False"',
         "tests/kubectl/test_why_a_job_waits.py",
     ),
     Mutation(f"{CHART}/templates/deployment.yaml", "failureThreshold: 30", "failureThreshold: 1", NUMBERS),

@@ -73,7 +73,7 @@ def test_a_pod_may_do_as_little_as_kubernetes_can_allow() -> None:
     assert "env" not in container, "no Secret and no variable of the job"
 
 
-def test_it_has_no_service_account_of_the_job_but_its_pull_secrets() -> None:
+def test_it_has_the_jobs_pull_secrets_and_no_account() -> None:
     settings = Settings(service_account_name="with-a-role", image_pull_secrets=("registry",))
     spec = pod(job(image="own:1"), settings)
     assert "serviceAccountName" not in spec
@@ -222,7 +222,7 @@ def test_they_are_made_again_if_somebody_deletes_them() -> None:
     assert len(found.sandboxes) == 3
 
 
-def test_an_operator_that_dies_before_it_makes_them_makes_them_later() -> None:
+def test_an_operator_that_died_makes_them_later() -> None:
     found = world()
     found.sandboxes.clear()
     found.operate(dies_after=0)

@@ -141,22 +141,35 @@ def test_the_plan_of_the_7b_tutorial_is_what_the_command_prints(
         assert (f"{predicted['step_seconds']:.1f}", f"{predicted['tokens_per_second']:,.0f}") == (seconds, tokens)
 
 
+PICTURES = """
+plan="rlhf plan qwen-7b-grpo.yaml --gpus-per-node 8 --gpu h100-80g"
+pools="{name: train, models: [actor, reference], slotsPerNode: 8}"
+pools="$pools, {name: writers, models: [rollout], slotsPerNode: 4}"
+apart() {
+  $plan --nodes 2 --set "resources={device: GPU}" --set "placement={mode: Manual, pools: [$pools]}" "$@"
+}
+$plan --nodes 1 --svg docs/images/step-colocated.svg
+apart --svg docs/images/step-rollout-pool.svg
+apart --set rollout.maxStaleness=1 --svg docs/images/step-ahead.svg
+"""
+"""Commands that draw the pictures of docs/rollouts.md."""
+
+
 @pytest.mark.slow
 def test_the_pictures_of_steps_are_as_the_page_draws_them(tmp_path: Path) -> None:
     tutorial = (ROOT / "docs/tutorials/seven-b-on-eight-gpus.md").read_text()
     (tmp_path / "qwen-7b-grpo.yaml").write_text(next(text for kind, text in FENCED.findall(tutorial) if kind == "yaml"))
     page = (ROOT / "docs/rollouts.md").read_text()
     (tmp_path / "docs" / "images").mkdir(parents=True)
-    commands = page[page.index('    plan="rlhf') : page.index("\nWith `maxStaleness: 0` that")]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     printed = subprocess.run(
-        ["bash", "-euc", commands], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, check=True
+        ["bash", "-euc", PICTURES], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, check=True
     )
     drawn = {file.name: file.read_text() for file in (tmp_path / "docs" / "images").iterdir()}
     assert set(drawn) == set(re.findall(r"\(images/(step-[\w-]+\.svg)\)", page))
     for name, picture in drawn.items():
         shown = (ROOT / "docs" / "images" / name).read_text()
-        assert words_of(picture) == words_of(shown), "docs/rollouts.md says how to draw it"
+        assert words_of(picture) == words_of(shown), "PICTURES draws it"
     seconds = re.findall(r"predicted: (\S+) s \(", printed.stdout.decode())
     assert seconds == re.findall(r"takes (\d\S*) s[,:]", page)[:3]
 

@@ -19,7 +19,7 @@ def job() -> dict[str, Any]:
     documents = yaml.safe_load_all((ROOT / "examples" / "21-agent-grpo.yaml").read_text())
     found: dict[str, Any] = next(each for each in documents if each["metadata"]["name"] == JOB)
     spec = found["spec"]
-    spec["models"]["actor"]["uri"] = "package://rlhf_examples/calculator/model"
+    spec["models"]["actor"] = {"uri": "package://rlhf_examples/calculator/model", "optimizer": {"learningRate": 1e-3}}
     spec["rollout"] |= {"samplesPerPrompt": EPISODES // 2, "keep": 1.0}
     spec["training"] = {"totalSteps": 2, "promptBatchSize": 2}
     spec["resources"] = {"device": "CPU", "slotsPerNode": 1}

@@ -50,7 +50,7 @@ def scores(sandboxes: Sandboxes, codes: tuple[str, ...], *, seconds: float = 300
     return score([""] * count, [*codes], [True] * count, **{verifiers.OPTIONS: options}, tests=[TESTS] * count)
 
 
-def test_a_command_gets_its_files_and_variables_and_says_how_it_ended(made_pool: tuple[Sandboxes, Pool]) -> None:
+def test_a_command_gets_its_files_and_says_how_it_ended(made_pool: tuple[Sandboxes, Pool]) -> None:
     sandboxes, _ = made_pool
     done = run(
         sandboxes, "sh", "-c", "cat given; echo $OWN $RLHF_JOB_UID; pwd > here; echo no >&2; exit 3", given="text\n"

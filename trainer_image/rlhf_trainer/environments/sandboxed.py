@@ -70,8 +70,8 @@ class SandboxedEpisodes:
                 channel.settimeout(None)
                 send(theirs, {"begun": True})
                 send(channel, call)
-                if Tunnel(channel, theirs, model=_model_of(call)).carry() is channel:
-                    send(theirs, {"problem": "lost its sandbox, or ended its process there"})
+                Tunnel(channel, theirs, model=_model_of(call)).carry()
+                send(theirs, {"problem": "lost its sandbox, or ended its process there"})
 
 
 def _model_of(call: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -105,22 +105,18 @@ class Tunnel:
         for each in filter(None, (channel, process, listener)):
             self._selector.register(each, selectors.EVENT_READ)
 
-    def carry(self) -> socket.socket:
-        """Carry messages until the channel or the process is gone; returns which of both."""
-        try:
+    def carry(self) -> None:
+        """Carry messages until the other end or the process is gone."""
+        with suppress(OSError, EOFError):
             while True:
                 for key, _ in self._selector.select():
-                    try:
-                        self._take(key)
-                    except (OSError, EOFError):
-                        return self._channel if key.fileobj is self._channel else self._process
-        finally:
-            for each in self._connections.values():
-                each.close()
-            self._selector.close()
+                    self._take(key)
+        for each in self._connections.values():
+            each.close()
+        self._selector.close()
 
     def _take(self, key: selectors.SelectorKey) -> None:
-        """Pass on what a socket has; OSError or EOFError if the channel or the process is gone."""
+        """Pass on what a socket has; OSError or EOFError if the other end or the process is gone."""
         if key.fileobj is self._process:
             send(self._channel, receive(self._process))
         elif self._listener and key.fileobj is self._listener:
@@ -177,8 +173,14 @@ def main() -> None:
         call["run"]["variables"][BASE_URL] = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
     ours, theirs = socket.socketpair()
     send(ours, call)
-    threading.Thread(target=Tunnel(channel, ours, listener=listener).carry, daemon=True).start()
+    threading.Thread(target=_carry, args=(Tunnel(channel, ours, listener=listener),), daemon=True).start()
     play_episode(theirs, made, command)
+
+
+def _carry(tunnel: Tunnel) -> None:
+    """Carry messages, and end the episode when the trainer is gone."""
+    tunnel.carry()
+    os._exit(0)
 
 
 if __name__ == "__main__":
