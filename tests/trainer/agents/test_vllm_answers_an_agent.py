@@ -24,11 +24,11 @@ __all__ = ["vllm_ranks"]
 
 VOCAB_SIZE = 512
 """Of the tokenizer, which encodes what the program says."""
-EPISODES = {1: 60, 2: 12}
-"""Number of ranks of an engine -> episodes that it plays."""
+RANKS = [(1, 60), (2, 12), pytest.param(1, 200, marks=pytest.mark.slow)]
+"""Numbers of ranks of an engine, and of episodes that it plays."""
 
 
-def play(folder: str, ranks: int) -> tuple[list[Played], int, float]:
+def play(folder: str, ranks: int, count: int) -> tuple[list[Played], int, float]:
     """(episodes of this rank, answers of the engine, largest difference of a log-probability from the model's)."""
     model = model_of(folder, 1)
     with torch.no_grad():
@@ -53,16 +53,16 @@ def play(folder: str, ranks: int) -> tuple[list[Played], int, float]:
     asked = talking_job(Path(folder))
     setting = setting_of(asked, "actor", {"actor": folder})
     responder = AgentResponder(setting, setting.tokenizer(), engine, environments_of(asked))
-    columns = as_bytes([{"number": number} for number in range(EPISODES[ranks])])
+    columns = as_bytes([{"number": number} for number in range(count)])
     fields = {"valid": torch.ones(len(columns)), "columns": columns}
     batch = Batch(step=1, start=0, size=len(columns), fields=fields)
     responder.respond(batch, [PROMPT] * len(columns), greedy=False, ended=lambda *_: None)
     responder.close()
     engine.close()
     episodes = responder._episodes
-    count = answers_on_branches(episodes, wrote)
-    assert count == len(wrote)
-    return episodes, count, max(difference(model, each) for each in episodes)
+    answers = answers_on_branches(episodes, wrote)
+    assert answers == len(wrote)
+    return episodes, answers, max(difference(model, each) for each in episodes)
 
 
 def difference(model: Any, played: Played) -> float:
@@ -101,8 +101,8 @@ def talking_job(folder: Path) -> Any:
     return job(folder, "talk", spec)
 
 
-@pytest.mark.parametrize("ranks", [1, 2], ids=["1-1-1", "1-2-1"])
-def test_answers_are_the_models_on_their_branches(ranks: int, tmp_path: Path, vllm_ranks: RunRanks) -> None:
+@pytest.mark.parametrize(("ranks", "count"), RANKS)
+def test_answers_are_the_models_on_their_branches(ranks: int, count: int, tmp_path: Path, vllm_ranks: RunRanks) -> None:
     """The first of two ranks has the programs, and tells the other what to write."""
     folder = tmp_path / "model"
     save_config(folder, "llama")
@@ -110,12 +110,12 @@ def test_answers_are_the_models_on_their_branches(ranks: int, tmp_path: Path, vl
     config.vocab_size = VOCAB_SIZE
     config.save_pretrained(folder)
     (folder / "template.jinja").write_text(TEMPLATE)
-    found: list[tuple[list[Played], int, float]] = vllm_ranks(ranks, play, str(folder), ranks)
-    (episodes, count, largest), *others = found
+    found: list[tuple[list[Played], int, float]] = vllm_ranks(ranks, play, str(folder), ranks, count)
+    (episodes, answers, largest), *others = found
     assert all(other == found[0] for other in others)
     assert not [each.failure for each in episodes if each.failure]
     assert largest < 1e-4
-    assert count >= 2 * len(episodes) == 2 * EPISODES[ranks]
+    assert answers >= 2 * len(episodes) == 2 * count
     branches = [each.facts["branches"] for each in episodes]
     assert {1, 3} < set(branches)
     written = {version for each in episodes for version in each.response.versions}
