@@ -76,7 +76,8 @@ def _without_mistakes(document: Any, error: SpecError, folder: Path) -> tuple[li
         return [], []
     except SpecError as found:
         new = [each for each in found.problems if not any(_may_follow(each, known) for known in error.problems)]
-        return _without_mistakes(rest, SpecError(new), folder)[0] if new else [], new
+        goes_on = new and rest != document  # a default may break a rule, and cannot be removed
+        return _without_mistakes(rest, SpecError(new), folder)[0] if goes_on else [], new
 
 
 def _without_fields(document: Any, paths: Iterable[str]) -> Any:

@@ -103,7 +103,7 @@ def test_the_run_leaves_a_report_and_what_it_ran_on(chain: Chain) -> None:
     page = (chain[0] / "report.html").read_text()
     assert all(f'<section class="stage" id="{name}">' in page for name in JOBS)
     environment = json.loads((chain[0] / "environment.json").read_text())
-    assert environment.keys() == {"python", "platform", "cores", "memory_gib", "gpus", "packages"}
+    assert environment.keys() == {"python", "platform", "cores", "memory_gib", "gpus", "model_code", "packages"}
     assert environment["packages"].keys() >= {"rlhf-operator", "torch", "ray", "transformers"}
     assert torch.__version__.startswith(environment["packages"]["torch"])
     assert torch.__version__.partition("+")[0] in page

@@ -151,11 +151,11 @@ def test_only_the_verifier_code_goes_there_and_only_on_a_cluster(monkeypatch: py
     asked: list[str] = []
     monkeypatch.setattr("rlhf_trainer.workers.scoring.UserFunction", lambda program, **_: asked.append(program))
     code, math = (f"models.reward={{verifier: {{name: {name}}}}}" for name in ("Code", "Math"))
-    job = Job.parse(made("GRPO", (code, "sandbox={warm: 3}")))
-    reward_code(job, ranks=1)
-    monkeypatch.setenv(ADDRESS, "job-a1-sandbox.team.svc:8492")
-    reward_code(job, ranks=1)
-    reward_code(Job.parse(made("GRPO", (code,))), ranks=1)
-    reward_code(Job.parse(made("GRPO", (math, "rollout.tools=['a:b']", "sandbox={}"))), ranks=1)
+    asks = ("GRPO", (code, "sandbox={warm: 3}"))
+    others = (("GRPO", (code,)), ("GRPO", (math, "rollout.tools=['a:b']", "sandbox={}")))
+    for place, job in enumerate(Job.parse(made(*each)) for each in (asks, asks, *others)):
+        if place == 1:
+            monkeypatch.setenv(ADDRESS, "job-a1-sandbox.team.svc:8492")
+        reward_code(job, ranks=1, sandboxes=Sandboxes.of(job.spec.sandbox))
     assert [each == IN_SANDBOXES for each in asked] == [False, True, False, False]
-    assert Sandboxes.of(job.spec.sandbox) == Sandboxes("job-a1-sandbox.team.svc", 8492, 3, 600.0)
+    assert Sandboxes.of(Job.parse(made(*asks)).spec.sandbox) == Sandboxes("job-a1-sandbox.team.svc", 8492, 3, 600.0)

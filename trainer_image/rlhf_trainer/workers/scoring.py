@@ -39,12 +39,12 @@ from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, TURN_FIELDS, as
 
 COMPLETIONS = "/chat/completions"
 VERIFIERS, IN_SANDBOXES = "rlhf_trainer.rewards.verifiers:score", "rlhf_trainer.rewards.code_in_sandboxes:score"
-MARKS: Mapping[str, tuple[str, str]] = {
-    STOPPED: ("reward/stopped", "responses took too long to judge, and count as wrong"),
-    LOST: ("sandboxes/lost", "sandboxes were lost; a response that loses two counts as wrong"),
-    UNSERVED: ("sandboxes/missing", "responses found no sandbox in time, and are left out"),
+MARKS: Mapping[str, str] = {
+    STOPPED: "responses took too long to judge, and count as wrong",
+    LOST: "sandboxes were lost; a response that loses two counts as wrong",
+    UNSERVED: "responses found no sandbox in time, and are left out",
 }
-"""Part of a verifier's result that counts something -> metric of the count, and words on what is counted."""
+"""Part of a verifier's result that counts something -> words on what is counted."""
 SCORED_ONCE = replace(
     THREE_D_PROTO,
     holders=lambda layout: frozenset(rank for ranks in THREE_D_PROTO.collect(layout) for rank in ranks),
@@ -149,10 +149,8 @@ class ScoringWorker:
             return Numbers(torch.zeros(batch.size), batch["valid"])
         prefix = f"{self._terms[path].name}_" if len(self._terms) > 1 else ""
         names = dict.fromkeys(name for score in scores for name in score.parts)
-        for mark in [mark for mark in MARKS if mark in names]:
-            del names[mark]
-            _count(path, mark, scores)
-        for name in names:
+        _count(path, {mark: sum(score.parts.get(mark) or 0.0 for score in scores) for mark in MARKS if mark in names})
+        for name in (name for name in names if name not in MARKS):
             found = [score.parts.get(name) for score in scores]
             self._measure(prefix + name, Numbers.at(rows, found, size=batch.size), batch)
         return Numbers.at(rows, [score.value for score in scores], size=batch.size)
@@ -182,11 +180,16 @@ class ScoringWorker:
         recorder.deviation(f"reward_part_std/{name}", total, squares, counts.sum())
 
 
-def _count(path: str, mark: str, scores: Sequence[Score]) -> None:
-    """Record the sum of a part of MARKS, and warn of it."""
-    (metric, words), count = MARKS[mark], sum(score.parts.get(mark) or 0.0 for score in scores)
-    recorder.add(metric, count)
-    recorder.warn(f"{metric} {path}", f"{path}: {count:.0f} {words}")
+def _count(path: str, counts: Mapping[str, float]) -> None:
+    """Record the parts of MARKS that a verifier gave, and warn of them."""
+    if STOPPED in counts:
+        recorder.add("reward/stopped", counts[STOPPED])
+    if LOST in counts:
+        recorder.add("sandboxes/lost", counts[LOST])
+    if UNSERVED in counts:
+        recorder.add("sandboxes/missing", counts[UNSERVED])
+    for mark, count in counts.items():
+        recorder.warn(f"{mark} {path}", f"{path}: {count:.0f} {MARKS[mark]}")
 
 
 @dataclass(frozen=True)
