@@ -21,7 +21,8 @@ def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
 
     finished: jobs of earlier runs whose output may be read too, name -> algorithm.
     """
-    if problems := list(_repeated_names(jobs)):
+    counts = Counter(job.name for job in jobs).items()
+    if problems := [Problem(f"{name}: metadata.name", f"is used by {n} documents") for name, n in counts if n > 1]:
         raise SpecError(problems)
     kinds = {**finished, **{job.name: job.spec.algorithm.name for job in jobs}}
     if problems := [problem for job in jobs for problem in _wrong_inputs(job, kinds)]:
@@ -34,12 +35,6 @@ def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
             raise SpecError([_cycle(waiting)])
         ordered.append(waiting.pop(ready.name))
     return ordered
-
-
-def _repeated_names(jobs: Sequence[Job]) -> Iterator[Problem]:
-    for name, count in Counter(job.name for job in jobs).items():
-        if count > 1:
-            yield Problem(f"{name}: metadata.name", f"is used by {count} documents")
 
 
 def _references(job: Job) -> dict[Role, str]:
@@ -58,9 +53,7 @@ def data_from_jobs(job: Job) -> dict[str, str]:
     read = {"spec.data.train": spec.data.train, "spec.data.pretrain": spec.data.pretrain}
     sources = [each for field, data in read.items() if data for each in data.sources(field).items()]
     sources += spec.evaluation.data.sources("spec.evaluation.data").items() if spec.evaluation else ()
-    return {
-        field: source.address.removeprefix(SCHEME) for field, source in sources if source.address.startswith(SCHEME)
-    }
+    return {field: each.address.removeprefix(SCHEME) for field, each in sources if each.address.startswith(SCHEME)}
 
 
 def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:

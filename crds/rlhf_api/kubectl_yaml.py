@@ -111,9 +111,8 @@ def _values(part: object, counted: dict[int, float]) -> float:
         return 1
     if id(part) not in counted:
         counted[id(part)] = math.inf
-        counted[id(part)] = 1 + sum(
-            _values(each, counted) for each in (part.values() if isinstance(part, dict) else part)
-        )
+        parts = part.values() if isinstance(part, dict) else part
+        counted[id(part)] = 1 + sum(_values(each, counted) for each in parts)
     return counted[id(part)]
 
 

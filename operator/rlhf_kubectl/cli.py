@@ -121,10 +121,8 @@ def _set_suspend(kubectl: Kubectl, name: str, *, suspended: bool) -> None:
     if bool(job.spec.get("suspend")) == suspended:
         typer.echo(f"{name} is {'suspended' if suspended else 'not suspended'} already; nothing was changed")
         return
-    patch = json.dumps({"spec": {"suspend": suspended}})
-    kubectl.run(
-        "patch", "rlhfjobs.rlhf.hybridflow.io", name, f"--namespace={job.namespace}", "--type=merge", f"--patch={patch}"
-    )
+    options = ["--type=merge", f"--patch={json.dumps({'spec': {'suspend': suspended}})}"]
+    kubectl.run("patch", "rlhfjobs.rlhf.hybridflow.io", name, f"--namespace={job.namespace}", *options)
     then = f"it goes on{' from its checkpoint' if job.status.checkpoint else ''}"
     if suspended:
         then = "its pods, if it has any, end; a trainer that has made steps saves a checkpoint first"

@@ -129,9 +129,8 @@ class Architecture:
         """Number of all parameters; an embedding that is also the head counts once."""
         own_head = 0 if self.tied and not self.scores else self.head_parameters
         dense, width = self.dense
-        less = (
-            self.experts * (self.mlp_parameters + self.hidden) + self.mlp_parameters * (self.shared - width) // self.ffn
-        )
+        routed = self.experts * (self.mlp_parameters + self.hidden)
+        less = routed + self.mlp_parameters * (self.shared - width) // self.ffn
         of_layers = self.layers * self.layer_parameters - dense * less
         return of_layers + self.vocabulary * self.hidden + self.hidden + own_head
 

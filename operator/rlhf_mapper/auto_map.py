@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -110,17 +110,14 @@ def auto_map(
     have the maximum length. explains: whether to search for remedies if nothing fits, which takes many searches.
     Raises SpecError for sizes of the manifest that a model cannot be cut into.
     """
-    task = task_of(job, shapes, device=device, correction=correction, responses=responses, prompts=prompts)
+    made = partial(task_of, shapes=shapes, device=device, correction=correction, responses=responses, prompts=prompts)
+    task = made(job)
     if answer := mapping_of(task, cluster, device=device, objective=objective):
         return answer
     if not explains:
         return Infeasible(reason="nothing fits")
-
-    def fits(other: Job, machines: Cluster) -> bool:
-        problem = task_of(other, shapes, device=device, correction=correction, responses=responses, prompts=prompts)
-        return problem.fits(machines)
-
-    return replace(_infeasible(task, cluster), options=remedies_of(job, cluster, fits))
+    remedies = remedies_of(job, cluster, lambda other, machines: made(other).fits(machines))
+    return replace(_infeasible(task, cluster), options=remedies)
 
 
 def mapping_of(
@@ -134,7 +131,6 @@ def mapping_of(
 
 
 def _searched(task: MappingProblem, cluster: Cluster, device: Device, objective: Objective) -> DeviceMapping | None:
-    """Search the mapping that `mapping_of` returns."""
     best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
     for chosen in _choices(cluster):
         costs = task.costs(Cluster(tuple(group for _, group in chosen)))

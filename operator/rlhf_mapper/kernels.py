@@ -97,8 +97,7 @@ def product_seconds(gpu: Gpu, rows: Numbers, columns: Numbers, inner: Numbers) -
     flops = 2 * rows * columns * inner
     bytes_ = 2 * (rows * inner + inner * columns + rows * columns)
     roofline = np.maximum(flops / gpu.bf16, bytes_ / gpu.memory_bandwidth)
-    seconds: Numbers = roofline / nearest(gpu).tables["gemm"].at(rows, columns, inner)
-    return seconds
+    return roofline / nearest(gpu).tables["gemm"].at(rows, columns, inner)
 
 
 @cache

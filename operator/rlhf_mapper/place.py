@@ -63,9 +63,8 @@ def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
         sizes = Parallelism()  # the actor's sizes are for the actor's pool
     if role != "actor" or job.generates_apart:
         return sizes.over(pool.size)
-    return sizes.over(
-        pool.size, generation_pipeline=rollout.pipeline_parallel or 1, generation_tensor=rollout.tensor_parallel or 0
-    )
+    pipeline, tensor = rollout.pipeline_parallel or 1, rollout.tensor_parallel or 0
+    return sizes.over(pool.size, generation_pipeline=pipeline, generation_tensor=tensor)
 
 
 def generating(pipeline: int, tensor: int, slots: int) -> ParallelSizes:

@@ -27,9 +27,8 @@ ADAPTER_RANK = 16
 def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     """Return remedies in words, each of which alone would make the job fit."""
     of_memory = (_larger_type, _optimizer_in_host, _more_host_memory, _recomputed_layers, _rows_over_ranks, _adapter)
-    return tuple(
-        remedy for search in (*of_memory, _full_precision, _larger_batch) for remedy in search(job, cluster, fits)
-    )
+    searches = (*of_memory, _full_precision, _larger_batch)
+    return tuple(remedy for search in searches for remedy in search(job, cluster, fits))
 
 
 def explain_refused_pools(refused: Infeasible, job: Job, cluster: Cluster, fits: Fits) -> Infeasible:

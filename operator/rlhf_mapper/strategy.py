@@ -84,8 +84,7 @@ def _fastest_so_far(seconds: Numbers) -> Indices:
     """Return for each size the index of the fastest among it and all smaller ones, the largest of equals: [G, ...]."""
     is_fastest = seconds <= np.minimum.accumulate(seconds, axis=0)
     places = np.arange(len(seconds)).reshape(-1, *(1,) * (seconds.ndim - 1))
-    fastest: Indices = np.maximum.accumulate(np.where(is_fastest, places, 0), axis=0)
-    return fastest
+    return np.maximum.accumulate(np.where(is_fastest, places, 0), axis=0)
 
 
 def _at(table: NDArray[Any], place: Indices) -> NDArray[Any]:

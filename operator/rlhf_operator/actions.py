@@ -49,7 +49,6 @@ class Resize:
     """Set the number of pods of an elastic pool in its RayCluster, unless it is set already."""
 
     cluster: str
-    """Name of the RayCluster."""
     pool: str
     nodes: int
     leaving: tuple[str, ...]

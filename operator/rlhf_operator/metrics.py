@@ -139,10 +139,8 @@ def _queued(account: Account) -> Iterator[Sample]:
 
 
 def _checkpoint_age(account: Account) -> Iterator[Sample]:
-    status = account.job.status
-    return _value(
-        _age(status.checkpoint.time, account.seen) if status.checkpoint and status.phase not in ENDED else None
-    )
+    saved, phase = account.job.status.checkpoint, account.job.status.phase
+    return _value(_age(saved.time, account.seen) if saved and phase not in ENDED else None)
 
 
 def _checkpoint_interval(account: Account) -> Iterator[Sample]:
@@ -152,9 +150,8 @@ def _checkpoint_interval(account: Account) -> Iterator[Sample]:
 
 
 def _conditions(account: Account) -> Iterator[Sample]:
-    found = {
-        (each.type, each.status, each.reason) for each in account.job.status.conditions
-    }  # users may write one twice
+    # Users may write one twice.
+    found = {(each.type, each.status, each.reason) for each in account.job.status.conditions}
     return ((each, 1.0) for each in sorted(found))
 
 

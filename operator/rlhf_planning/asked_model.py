@@ -76,9 +76,7 @@ def _of_size(text: str, parameters: float) -> AskedModel:
 
     def distance(name: str) -> float:
         named = NOMINAL.search(name)
-        size = (
-            float(named[1]) * UNITS[named[2]] if named else float(architecture_in(Shape(name=name), "actor").parameters)
-        )
+        size = float(named[1]) * UNITS[named[2]] if named else architecture_in(Shape(name=name), "actor").parameters
         return abs(math.log(size / parameters)) if parameters else math.inf
 
     nearest = min((name for name in KNOWN if "num_experts" not in KNOWN[name]), key=distance)

@@ -193,7 +193,7 @@ def _memory(console: Console, mapping: DeviceMapping, prediction: Prediction) ->
     stages = [stage for stage in STAGES if prediction.stages.get(stage)]
     held = {pool.name: {stage: prediction.peak(pool.models, stage) for stage in stages} for pool in mapping.pools}
     most = max(sum(parts.values()) for stages in held.values() for parts in stages.values())
-    power, unit = _unit_of(most)
+    power, unit = next((each for each in UNITS if most >= 10 ** each[0]), UNITS[-1])
     cells = console.width - MEMORY_COLUMNS if console.width >= NARROW else 0
     slot = "GPU" if mapping.device == "GPU" else "CPU slot"
     _print_head(console, f"memory of a {slot} in {unit} of 1e{power} bytes")
@@ -207,11 +207,6 @@ def _memory(console: Console, mapping: DeviceMapping, prediction: Prediction) ->
             console.print(Prose(f"  host memory of {pool.name}: {plain(held_there / 1e9)} GB for each GPU"))
     if any("generation" in model.seconds for model in prediction.models.values()):
         console.print(Prose(f"  gpu_memory_utilization of the generator: {prediction.gpu_memory_utilization:.2f}"))
-
-
-def _unit_of(most: float) -> tuple[int, str]:
-    """Return the largest unit of memory of which a number of bytes is at least one, else the smallest unit."""
-    return next((each for each in UNITS if most >= 10 ** each[0]), UNITS[-1])
 
 
 def _stages(held: Mapping[Stage, Mapping[str, float]], limit: float, *, scale: float, cells: int) -> Table:

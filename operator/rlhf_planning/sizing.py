@@ -143,7 +143,6 @@ class Sizing:
     rows: tuple[Row, ...]
     chosen: Row | None
     why: str
-    """Why this row is chosen."""
     smallest: Row | None
     """Row with the fewest GPUs, the cheapest of several."""
     unfit: tuple[str, ...]

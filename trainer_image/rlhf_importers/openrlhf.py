@@ -45,9 +45,8 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     if draft.algorithm in OFFLINE.values():
         several.warmup(draft, draft.role, "lr_warmup_ratio", values["lr_warmup_ratio"], None)
         return
-    several.critic_from(
-        draft, str(values["reward.model_name_or_path"] or values["actor.model_name_or_path"]).split(",")[0]
-    )
+    model = str(values["reward.model_name_or_path"] or values["actor.model_name_or_path"])
+    several.critic_from(draft, model.partition(",")[0])
     for role in draft.spec.get("models", {}):
         several.warmup(draft, role, f"{role}.lr_warmup_ratio", values[f"{role}.lr_warmup_ratio"], None)
     _loss(draft, values)

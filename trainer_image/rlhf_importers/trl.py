@@ -101,9 +101,8 @@ def _steps(draft: Draft, values: Mapping[str, Any]) -> int | None:
     each, times, processes = (
         int(values[key]) for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
     )
-    draft.checks.append(
-        f"batch sizes are counted for {processes} process{'es' * (processes > 1)}; TRL multiplies by its number"
-    )
+    counted = f"{processes} process{'es' * (processes > 1)}"
+    draft.checks.append(f"batch sizes are counted for {counted}; TRL multiplies by its number")
     steps, update = int(values["max_steps"]), each * times * processes
     if samples := draft.get("rollout.samplesPerPrompt"):
         generated = int(
@@ -143,9 +142,8 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
     several.kl(draft, values["beta"], in_loss=in_loss)
     if not draft.get("data.maxPromptTokens"):
         draft.put("data.maxPromptTokens", 512)
-        draft.checks.append(
-            "data.maxPromptTokens: TRL does not bound prompts; here longer ones than 512 tokens are left out"
-        )
+        note = "TRL does not bound prompts; here longer ones than 512 tokens are left out"
+        draft.checks.append(f"data.maxPromptTokens: {note}")
     if values["importance_sampling_level"] in ("sequence", "sequence_token"):
         several.whole_responses(draft)
     if clip := values["reward_clip_range"]:

@@ -104,9 +104,8 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
     if draft.has("algorithm.oversampling") and flag(values["algorithm.filter_groups.enable"]):
         most = int(values["algorithm.filter_groups.max_num_gen_batches"] or 0)
         draft.put("algorithm.oversampling", max(most, 2))
-        draft.checks.append(
-            "dynamic sampling draws algorithm.oversampling times the prompts once, not until enough are found"
-        )
+        note = "dynamic sampling draws algorithm.oversampling times the prompts once, not until enough are found"
+        draft.checks.append(note)
     if float(values[ACTOR + "clip_ratio"] or 0) >= 1:
         draft.checks.append("algorithm.clipRange is below 1 here: 0.99")
     if (mode := values[ACTOR + "policy_loss.loss_mode"]) == "gspo":
@@ -174,12 +173,10 @@ def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
         return
     else:
         draft.put("models.reward.verifier", {"name": "Math", "answerKey": "answer"})
-        sentence = (
-            "verl chose the score by the column data_source; here it is the verifier Math, which reads a column answer"
-        )
-    draft.checks.append(
-        f"models.reward: {sentence}; a right answer within reward_model.ground_truth needs a column of its own"
-    )
+        here = "here it is the verifier Math, which reads a column answer"
+        sentence = f"verl chose the score by the column data_source; {here}"
+    answer = "a right answer within reward_model.ground_truth needs a column of its own"
+    draft.checks.append(f"models.reward: {sentence}; {answer}")
 
 
 def _offload(draft: Draft, values: Mapping[str, Any]) -> None:

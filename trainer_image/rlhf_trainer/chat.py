@@ -231,9 +231,8 @@ def read_message(value: object) -> ChatMessage:
     content = message.get("content", "" if calls else None)
     if isinstance(content, list):
         content = "".join(_text_of(part, message.get("role")) for part in content)
-    require(
-        {type(message.get("role")), type(content)} == {str}, "has a message whose 'role' or 'content' is not a text"
-    )
+    are_texts = {type(message.get("role")), type(content)} == {str}
+    require(are_texts, "has a message whose 'role' or 'content' is not a text")
     return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
 
 

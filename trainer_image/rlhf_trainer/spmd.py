@@ -105,8 +105,7 @@ class SpmdRuntime:
 
     def drain(self, step: int = 0) -> Sequence[Report]:  # noqa: ARG002 no call is of a later step
         """Return the measurements of every rank since the last call; a collective."""
-        reports: list[Report] = RankValues(recorder.drain(), range(dist.get_world_size())).result()
-        return reports
+        return RankValues(recorder.drain(), range(dist.get_world_size())).result()
 
 
 def main(

@@ -142,7 +142,6 @@ def _in_64_bits(value: SupportsFloat) -> Any:
 
 
 recorder = Recorder()
-"""The recorder of this process."""
 
 
 def merge(reports: Iterable[Report]) -> dict[str, float]:

@@ -360,9 +360,8 @@ class JobSpec(Spec):
     def columns(self, data: AnyData) -> tuple[str, ...]:
         """Return the data columns read besides the prompt: named by data sets, or read by `column_readers`."""
         named = [column for source in data.sources("").values() for column in source.columns]
-        return tuple(
-            dict.fromkeys([*named, *(name for _, reader in self.column_readers(data) for name in reader.columns)])
-        )
+        read = (name for _, reader in self.column_readers(data) for name in reader.columns)
+        return tuple(dict.fromkeys([*named, *read]))
 
     def reader_columns(self, data: AnyData) -> dict[str, str]:
         """Return the columns that `column_readers` read, also before the run: column -> field that names it.

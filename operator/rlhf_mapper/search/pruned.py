@@ -182,8 +182,7 @@ def _worthwhile(problem: _Problem, best: _Best, boxes: _Boxes) -> NDArray[np.boo
     first, second = best.limits()
     placement = problem.placement[boxes.typed]
     better = _less(boxes.first, boxes.second, first[placement], second[placement])
-    worthwhile: NDArray[np.bool_] = better & (boxes.low <= boxes.high).all(1)
-    return worthwhile
+    return better & (boxes.low <= boxes.high).all(1)
 
 
 def _lowest(problem: _Problem, typed: Ints, options: Ints, gpus: Ints, spare: Floats) -> Ints:

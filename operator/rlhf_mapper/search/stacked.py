@@ -74,9 +74,7 @@ class StackedTables:
 
     def highest(self, seconds: Floats) -> Ints:
         """Return the highest ranks whose seconds are at most `seconds`, both [M, 3 stages]; -1 for negative seconds."""
-        columns = [
-            np.searchsorted(self.seconds[stage], seconds[:, stage], "right") - 1 for stage in range(len(self.seconds))
-        ]
+        columns = [np.searchsorted(own, given, "right") - 1 for own, given in zip(self.seconds, seconds.T, strict=True)]
         return np.stack(columns, 1)
 
 

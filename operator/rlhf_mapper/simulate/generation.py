@@ -35,7 +35,6 @@ def _linear_share(passes: Passes) -> float:
 
 
 def _cache_bytes(passes: Passes) -> float:
-    """Return the bytes of an element of the KV cache."""
     return passes.software.cache_bytes or passes.software.compute_bytes
 
 
@@ -106,9 +105,8 @@ def decode_step(passes: Passes, generator: Layouts, at_once: Numbers, context: N
     if passes.is_measured:
         read = _cache_bytes(passes) / passes.software.compute_bytes
         stages = model.layers * decode_attention(model, gpu, generator.t, at_once, context) * read
-        stages = stages + decode_products(model, gpu, passes.nodes.link, passes.memory_bandwidth).at(
-            generator.t, at_once
-        )
+        table = decode_products(model, gpu, passes.nodes.link, passes.memory_bandwidth)
+        stages = stages + table.at(generator.t, at_once)
         if passes.software.linear_bytes:
             products = model.layers * layer_products(model, gpu).at(generator.t, at_once)
             stages = stages - (1 - _linear_share(passes)) * products
@@ -121,8 +119,7 @@ def decode_step(passes: Passes, generator: Layouts, at_once: Numbers, context: N
         copies = model.heads / model.kv_heads if passes.software.rereads_kv else 1.0
         cache = at_once * cached_bytes(passes, generator, context) * generator.p * copies
         stages = stages + cache / passes.memory_bandwidth + generator.p * passes.tensor_parallel(generator, at_once)
-    seconds: Numbers = stages + own.decode_seconds + own.sequence_seconds * at_once
-    return seconds
+    return stages + own.decode_seconds + own.sequence_seconds * at_once
 
 
 def received_bytes(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:

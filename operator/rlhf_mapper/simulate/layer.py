@@ -86,10 +86,7 @@ def kept(model: Architecture, software: Software) -> Widths:
 
 
 def moved(model: Architecture, software: Software) -> Widths:
-    """Return the bytes that a layer's forward pass reads and writes for a token, by width.
-
-    Matrix products and attention do not count.
-    """
+    """Return the bytes that a forward pass reads and writes by token and width; products and attention do not count."""
     size = software.compute_bytes
     routed = {"routed": 6 * size, "exchanged": 10 * size}  # to the order of experts, weighted, back, added
     residuals = (6 + 2 * (model.experts > 1)) * size
@@ -119,9 +116,8 @@ def kernels(model: Architecture, software: Software) -> int:
     if software.layers == "Fused":
         return routing + norms + 7 + 1 + 1 + 2 + 1
     of_a_norm = 8 if software.compute_bytes == HALF else 6
-    return (
-        routing + of_a_norm * norms + 7 + 10 + 2 + 2 + 1
-    )  # matrix products, rotary embedding, MLP, residuals, attention
+    # Matrix products, rotary embedding, MLP, residuals, attention.
+    return routing + of_a_norm * norms + 7 + 10 + 2 + 2 + 1
 
 
 def forward_peak(model: Architecture, software: Software) -> Widths:

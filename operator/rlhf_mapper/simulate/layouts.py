@@ -125,10 +125,7 @@ class Network:
         return np.where(np.greater(ranks, 1.0), np.maximum(inside, across) + start, 0.0)
 
     def of_neighbours(self, layouts: Layouts) -> Numbers:
-        """Return the bandwidth from a rank to its neighbour in the next pipeline stage.
-
-        If a replica has several nodes, t ranks share a node's network.
-        """
+        """Return the bandwidth from a rank to the next pipeline stage; across nodes t ranks share a node's network."""
         across = self.nodes.network * self.efficiency.network / np.minimum(layouts.t, self.nodes.gpus_per_node)
         inside = layouts.p * layouts.t <= self.nodes.gpus_per_node
         reached = np.where(inside, self.within, np.minimum(across, self.within))

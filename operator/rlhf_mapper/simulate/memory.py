@@ -93,8 +93,7 @@ def pinned(model: Architecture, bytes_: float, gpus: Numbers) -> Numbers:
     """
     parts = [(count, np.maximum(size * bytes_ / gpus, 1.0)) for count, size in model.matrices]
     blocks = [(count, np.where(part > MAX_ROUNDED, part, 2.0 ** np.ceil(np.log2(part)))) for count, part in parts]
-    total: Numbers = sum((count * block for count, block in blocks), start=0.0 * gpus)
-    return total
+    return sum((count * block for count, block in blocks), start=0.0 * gpus)
 
 
 def fullest(moments: Sequence[Moment], tokens: Numbers | float) -> Numbers:

@@ -43,10 +43,7 @@ def attention_products(model: Architecture, gpu: Gpu) -> Table:
 
 @cache
 def layer_products(model: Architecture, gpu: Gpu) -> Table:
-    """Return the seconds of a layer's matrix products on one of t tensor-parallel ranks, by (t, tokens).
-
-    Experts are cut along their width.
-    """
+    """Return the seconds of a layer's products on one of t ranks, by (t, tokens); experts are cut along their width."""
     seconds = np.exp2(attention_products(model, gpu).logs)
     if model.experts > 1:
         return Table(np.log2(seconds + np.exp2(expert_products(model, gpu).logs)), (0, 0))
@@ -99,8 +96,7 @@ def prefill_attention(
     """Return the seconds of a layer's causal attention over whole sequences."""
     flops = 2 * sequences * tokens**2 * model.heads * model.head_size / t
     share = nearest(gpu).tables["prefill"].at(np.maximum(sequences * model.heads / t, 1.0), tokens)
-    seconds: Numbers = flops / gpu.bf16 / share
-    return seconds
+    return flops / gpu.bf16 / share
 
 
 def decode_attention(model: Architecture, gpu: Gpu, t: Numbers, sequences: Numbers, tokens: Numbers | float) -> Numbers:
@@ -201,8 +197,7 @@ class Passes:
         heads = np.where(layouts.gathers_keys(model), keys, 2 * model.heads + keys) * model.head_size / layouts.t
         near = np.floor(self.nodes.gpus_per_node / (layouts.p * layouts.t))
         bytes_ = tokens * heads * self.software.compute_bytes
-        seconds: Numbers = self.stage_layers(layouts) * self._exchange(layouts.c, near, bytes_)
-        return seconds
+        return self.stage_layers(layouts) * self._exchange(layouts.c, near, bytes_)
 
     def _exchange(self, ranks: Numbers | float, near: Numbers, bytes_: Numbers) -> Numbers:
         """Return the seconds of an all-to-all of `bytes_` bytes of each rank; near: ranks of a group in one node."""

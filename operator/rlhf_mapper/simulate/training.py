@@ -38,8 +38,7 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     one = one + 2 * passes.between_stages(layouts, own)
     filled = (count + layouts.p - 1) * one
     update = filled + _synchronised(passes, work, layouts, backward) + _optimizer(passes, work, layouts)
-    seconds: Numbers = work.updates * (update + passes.software.efficiency.update_seconds)
-    return seconds
+    return work.updates * (update + passes.software.efficiency.update_seconds)
 
 
 def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
@@ -53,8 +52,7 @@ def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layou
     work_seconds = forward.compute(layouts, size, tokens) / passes.balance(load)
     compute = np.maximum(work_seconds, _gathered(passes, work, layouts))
     one = compute + _exchanges(passes, layouts, own) + passes.between_stages(layouts, own)
-    seconds: Numbers = (count + layouts.p - 1) * one + program.call_seconds
-    return seconds
+    return (count + layouts.p - 1) * one + program.call_seconds
 
 
 def _exchanges(passes: Passes, layouts: Layouts, tokens: Numbers) -> Numbers:
@@ -74,8 +72,7 @@ def _packed(rows: Numbers, most: Numbers, layouts: Layouts) -> tuple[Numbers, Nu
 
 def _computed_tokens(load: Workload, sequences: Numbers, together: int) -> Numbers:
     """Return the tokens to compute for each sequence of a micro-batch; a shared prompt is computed once."""
-    tokens: Numbers = load.prompt.mean / np.minimum(sequences, together) + load.response.mean
-    return tokens
+    return load.prompt.mean / np.minimum(sequences, together) + load.response.mean
 
 
 def _collectives(passes: Passes, layouts: Layouts, bytes_: float, kind: Collective) -> Numbers:

@@ -74,9 +74,8 @@ def with_live_groups(settings: Settings, pools: Iterable[Document], status: str)
     entries = {each.name or f"/{at}": each for at, each in enumerate(settings.node_groups)}
     of_pools = {pool: key for key, each in entries.items() if (pool := each.match_labels.get(NODE_POOL))}
     lacking = dict[str, str]()
-    ordered = sorted(
-        pools, key=lambda each: (-(raw.number(each, "spec", "weight") or 0), raw.text(each, "metadata", "name"))
-    )
+    ordered = sorted(pools, key=lambda each: raw.text(each, "metadata", "name"))
+    ordered.sort(key=lambda each: -(raw.number(each, "spec", "weight") or 0))
     for live in (*map(_of_pool, ordered), *_of_status(status)):
         key = live.name if live.name in entries else of_pools.get(live.name, live.name)
         entry = entries.get(key) or live.nodes

@@ -154,9 +154,8 @@ def _job_names(document: Document) -> frozenset[str]:
 def _job_of_claim(document: Document) -> str:
     claim = raw.text(document, "metadata", "name")
     jobs = (each for each in raw.entries(document, "metadata", "ownerReferences") if each.get("kind") == KIND)
-    return next(
-        (raw.text(each, "uid") for each in jobs if names.output_claim_name(raw.text(each, "name")) == claim), ""
-    )
+    found = (raw.text(each, "uid") for each in jobs if names.output_claim_name(raw.text(each, "name")) == claim)
+    return next(found, "")
 
 
 def _rayjob_of_quota(document: Document) -> frozenset[str]:

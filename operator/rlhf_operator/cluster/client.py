@@ -215,9 +215,8 @@ class Client:
         except ApiException as error:
             answer = _parsed(error.body)
             reason = (error.body or "")[:500] if answer is None else answer.get("message")
-            raise ApiError(
-                error.status, f"{where}: {error.status}: {reason or 'no reason given'}", error.headers
-            ) from None
+            sentence = f"{where}: {error.status}: {reason or 'no reason given'}"
+            raise ApiError(error.status, sentence, error.headers) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiError(0, f"{where}: {str(error) or type(error).__name__}") from None
         if (answer := _parsed(text)) is None:

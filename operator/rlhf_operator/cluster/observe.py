@@ -238,7 +238,6 @@ class Observer:
         return (job for job in jobs if not (job.status.reserved or job.deleting))
 
     def _holders(self) -> Iterator[ObservedJob]:
-        """Yield the jobs that hold room."""
         jobs = (entry.value for _, entry in self._cache.jobs)
         return (job for job in jobs if job.status.reserved and not job.deleting)
 

@@ -272,11 +272,8 @@ def priority(document: Document) -> tuple[int, bool]:
 
 def device_slice(document: Document) -> tuple[str, str, int]:
     """Return (node, driver, number of devices) of a ResourceSlice (DRA)."""
-    return (
-        raw.text(document, "spec", "nodeName"),
-        raw.text(document, "spec", "driver"),
-        len(list(raw.entries(document, "spec", "devices"))),
-    )
+    node, driver = (raw.text(document, "spec", field) for field in ("nodeName", "driver"))
+    return node, driver, len(list(raw.entries(document, "spec", "devices")))
 
 
 def claim(document: Document) -> snapshot.ObservedClaim:

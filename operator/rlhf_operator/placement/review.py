@@ -71,5 +71,4 @@ def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
 
 
 def _pool(job: Job, pool: status.MappedPool) -> MappedPool:
-    """Convert a status pool to a mapper pool."""
     return replace(pool_of(pool, job), gpu=pool.gpu or "", zones=pool.zones or ())

@@ -66,10 +66,7 @@ class NeedsLiveReadError(Exception):
 
 @dataclass(kw_only=True)
 class ReconcileContext:
-    """State of one pass over a job.
-
-    `status` is the new status as it is built up; `snapshot.job.status` is the one in the API server.
-    """
+    """State of a pass over a job; `status` is built up, while `snapshot.job.status` is that of the API server."""
 
     snapshot: Snapshot
     now: datetime

@@ -189,10 +189,7 @@ def _begin(ctx: ReconcileContext, found: ObservedPool, new: NewSize) -> None:
     )
     ctx.set_status(
         mapping=resized,
-        reserved=(
-            *_held(ctx, found, new.stays),
-            *(each.model_copy(update={"extra": True}) for each in new.added),
-        ),
+        reserved=(*_held(ctx, found, new.stays), *(each.model_copy(update={"extra": True}) for each in new.added)),
     )
     sizes = f"{found.pool.node_count} -> {counted(new.nodes, 'node')}"
     ctx.add_event("Normal", "RolloutPoolResized", f"Pool {found.pool.name}: {sizes}, because {new.why}.")

@@ -120,6 +120,5 @@ def pods_of(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
     other = context_of(ctx, waiting)
     if other.job is None or other.status.mapping is None:
         return []
-    return groups_of(
-        AttemptPods(snapshot=other.snapshot, job=other.job, mapping=other.status.mapping, settings=ctx.settings)
-    )
+    settings, mapping = ctx.settings, other.status.mapping
+    return groups_of(AttemptPods(snapshot=other.snapshot, job=other.job, mapping=mapping, settings=settings))

@@ -145,9 +145,8 @@ def object_of(request: Request, answer: Answer) -> dict[str, Any]:
     """Return the JSON object of an answer; that of a request for a stream is the only event before its end."""
     is_chat, written = not isinstance(request.prompt, str), len(answer.pieces)
     kind = f"chat.completion{'.chunk' * request.streams}" if is_chat else "text_completion"
-    said = (
-        {"delta" if request.streams else "message": answer.message} if is_chat else {"text": answer.message["content"]}
-    )
+    name = "delta" if request.streams else "message"
+    said = {name: answer.message} if is_chat else {"text": answer.message["content"]}
     log_probs = (_log_probs if is_chat else _log_probs_of_text)(answer) if request.has_log_probs else None
     is_call = "tool_calls" in answer.message and answer.reason == "stop"
     reason = "tool_calls" if is_call else answer.reason

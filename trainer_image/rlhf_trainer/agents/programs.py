@@ -1,7 +1,4 @@
-"""Programs of agents: a function of the user's, or a command, that runs in an episode's process.
-
-A guarded process imports this module, so its imports are quick.
-"""
+"""Programs of agents, a user's function or a command, for a guarded process: so the imports here are quick."""
 
 import json
 import os

@@ -38,9 +38,8 @@ class Posted:
         text, kind = json.dumps(body), "application/json"
         if streams:
             text, kind = f"data: {text}\n\ndata: [DONE]\n\n", "text/event-stream"
-        self.answer.get_loop().call_soon_threadsafe(
-            self._set, web.Response(text=text, status=status, content_type=kind)
-        )
+        response = web.Response(text=text, status=status, content_type=kind)
+        self.answer.get_loop().call_soon_threadsafe(self._set, response)
 
     def _set(self, response: web.Response) -> None:
         if not self.answer.done():

@@ -144,14 +144,7 @@ class Dispatch:
 
 
 def dispatch(
-    batch: Batches,
-    transfer: Transfer,
-    readers: Readers,
-    *,
-    pool: str,
-    layout: ParallelSizes,
-    call: int,
-    name: str,
+    batch: Batches, transfer: Transfer, readers: Readers, *, pool: str, layout: ParallelSizes, call: int, name: str
 ) -> Dispatch:
     """Distribute a call's batch over the ranks of a pool.
 

@@ -1,7 +1,4 @@
-"""Messages of the controller to its ranks, each a list of calls, and waiting for results.
-
-Ray's failures become TrainerErrors.
-"""
+"""Messages of the controller to its ranks, lists of calls, and waits for results; Ray's failures are TrainerErrors."""
 
 import math
 import time

@@ -16,7 +16,6 @@ from rlhf_trainer.errors import EnvironmentProblem
 
 Device = Literal["CPU", "GPU"]
 NODE_LABEL = "ray.io/node-id"
-"""Label of each of Ray's machines with its id."""
 POOL_DEADLINE_SECONDS = 300.0
 """Seconds that Ray may take to reserve a pool's slots."""
 LOOK_SECONDS = 1

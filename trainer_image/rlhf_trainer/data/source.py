@@ -15,11 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import datasets
-from datasets.utils.tqdm import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
+from datasets.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.problems import printable

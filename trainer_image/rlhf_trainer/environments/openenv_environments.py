@@ -65,7 +65,6 @@ class Environment:
         return found
 
     def _text(self, observation: Mapping[str, Any]) -> str:
-        """Return what the model is shown of an observation."""
         every = {name: value for name, value in observation.items() if name != "metadata"}
         shown = every if self._observation is None else every.get(self._observation)
         return shown if isinstance(shown, str) and shown else json.dumps(shown)

@@ -28,7 +28,6 @@ MODULES = (
     *(f"rlhf_trainer.environments.{name}" for name in ("environments", "gymnasium_games", "sandboxed", "tools")),
     *(f"rlhf_trainer.rewards.{name}" for name in ("function", "sample", "sandboxes", "supervision")),
 )
-"""Modules of an episode in a sandbox."""
 EPISODE = "episode.json"
 PART_BYTES = 2**16
 """Most bytes of a TCP connection in one message."""

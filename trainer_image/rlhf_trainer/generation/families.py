@@ -109,6 +109,5 @@ def literals(file: str, function: str) -> Iterator[Any]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name == function:
             with suppress(ValueError):
-                yield from (
-                    ast.literal_eval(last.value) for last in node.body if isinstance(last, ast.Return) and last.value
-                )
+                returned = (last.value for last in node.body if isinstance(last, ast.Return) and last.value)
+                yield from map(ast.literal_eval, returned)

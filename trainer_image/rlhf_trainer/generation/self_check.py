@@ -57,14 +57,11 @@ def check(model: Any) -> None:
         tensor.fill_(torch.nan if tensor.dtype.is_floating_point else 0)
     dtypes = {name: location.view().dtype for name, location in locations.items()}
     try:
-        model.load_weights(
-            part for name, each in locations.items() for part in _stored(model, name, each, dtypes[name])
-        )
+        stored = (part for name, each in locations.items() for part in _stored(model, name, each, dtypes[name]))
+        model.load_weights(stored)
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise EnvironmentProblem(
-            f"vLLM {vllm.__version__} does not load parameters of these names and shapes: {reason}"
-        ) from error
+        problem = f"vLLM {vllm.__version__} does not load parameters of these names and shapes"
+        raise EnvironmentProblem(f"{problem}: {' '.join(str(error).split())[:300]}") from error
     for name, location in locations.items():
         view, shard = location.view(), location.shard
         whole = tuple(map(slice, shard.starts, shard.stops))

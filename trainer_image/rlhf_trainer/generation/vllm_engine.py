@@ -186,8 +186,7 @@ class GenerationEngine:
         On CPU these are its weights and cache. On a GPU they are counted by the driver during the construction and each
         sleep and wake, so CUDA graphs and NCCL's buffers, which stay during sleep, count too.
         """
-        held: int = self._measured_bytes if self._on_gpu else self._call("bytes_held")
-        return held
+        return self._measured_bytes if self._on_gpu else self._call("bytes_held")
 
     def cache_peak(self) -> float:
         """Return the largest share of the KV cache in use since the last call."""

@@ -97,9 +97,8 @@ class WorkerExtension:
         kept = self.held_shards()
         for name in sorted(holds.keys() | kept.keys()):
             if holds.get(name) != kept.get(name):
-                raise TrainerError(
-                    f"{name}: the layout of generation is {holds.get(name)}, vLLM keeps {kept.get(name)}"
-                )
+                differ = f"the layout of generation is {holds.get(name)}, vLLM keeps {kept.get(name)}"
+                raise TrainerError(f"{name}: {differ}")
         for name, part, tensor in pieces:
             weight_update.write(name, part, tensor)
         return weight_update.finish()

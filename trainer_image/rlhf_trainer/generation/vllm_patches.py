@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,11 +107,7 @@ def drafts_loaded() -> Iterator[None]:
     from vllm.config import LoadConfig
     from vllm.v1.spec_decode import draft_model
 
-    make = draft_model.get_model
-
-    def from_files(**options: Any) -> Any:
-        return make(**options, load_config=LoadConfig(load_format="safetensors"))
-
+    from_files = partial(draft_model.get_model, load_config=LoadConfig(load_format="safetensors"))
     with patch.object(draft_model, "get_model", from_files):
         yield
 

@@ -192,9 +192,8 @@ def stages_of(model: Sequence[Parameter], pipeline: int) -> dict[str, frozenset[
     """Return the pipeline stages that hold each parameter, by name. ConfigError for more stages than layers."""
     layers = 1 + max((at for parameter in model for at in parameter.positions if isinstance(at, int)), default=-1)
     if pipeline > layers > 0:
-        raise ConfigError(
-            f"spec.models.actor.parallelism.pipeline: {pipeline} stages are more than the {layers} layers"
-        )
+        path = "spec.models.actor.parallelism.pipeline"
+        raise ConfigError(f"{path}: {pipeline} stages are more than the {layers} layers")
     stage_at: dict[LayerPosition, int] = {"first": 0, "last": pipeline - 1}
     stage_at.update((layer, stage) for stage, rows in enumerate(blocks(layers, pipeline)) for layer in rows)
     return {parameter.name: frozenset(map(stage_at.__getitem__, parameter.positions)) for parameter in model}

@@ -159,9 +159,8 @@ def _holders(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> 
 
 def _requesters(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> dict[TensorSlice, dict[int, Ranks]]:
     """Return, for each disjoint slice of a parameter in generation and each node, the ranks that need the slice."""
-    slices = [
-        generation_slice(parameter, parties.generation, shard) for shard in range(parties.generation.generation_tensor)
-    ]
+    shards = range(parties.generation.generation_tensor)
+    slices = [generation_slice(parameter, parties.generation, shard) for shard in shards]
     found: dict[TensorSlice, dict[int, Ranks]] = {}
     for rank, at in parties.generation_places.items():
         if at["generation_pipeline"] in stages:

@@ -8,11 +8,7 @@ from rlhf_trainer.ops.masks import keep
 
 
 def aggregate(
-    x: Float[Tensor, "B T"],
-    mask: Float[Tensor, "B T"],
-    *,
-    aggregation: Aggregation,
-    normalizer: int | float | Tensor,
+    x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, aggregation: Aggregation, normalizer: int | float | Tensor
 ) -> Float[Tensor, ""]:
     """Return this batch's share of a loss over the global batch, whose `normalizer` is the sum of all `weight_of`.
 

@@ -1,7 +1,4 @@
-"""Runs in MLflow.
-
-Its client reads MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
-"""
+"""Runs in MLflow. Its client reads MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
 
 import os
 import re

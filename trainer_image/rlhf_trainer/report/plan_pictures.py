@@ -96,9 +96,8 @@ def _name_stages(axes: Axes, timeline: Timeline, width: float) -> None:
         line = next((line for line, taken in enumerate(ends) if taken <= left), len(ends))
         ends[line : line + 1] = [left + long]
         place: dict[str, Any] = {"xycoords": "axes points", "color": FAINT, "fontsize": "small", "in_layout": False}
-        axes.annotate(
-            text, (left + 4, axes.get_window_extent().height * INCH / axes.figure.dpi + 4 + LINE * line), **place
-        )
+        height = axes.get_window_extent().height * INCH / axes.figure.dpi
+        axes.annotate(text, (left + 4, height + 4 + LINE * line), **place)
 
 
 def _cut(text: str, letters: int) -> str:
@@ -145,19 +144,13 @@ def graph_svg(graph: Graph, *, title: str, pools: Sequence[str]) -> str:
 
 
 def _draw_fields(
-    axes: Axes,
-    graph: Graph,
-    rows: Mapping[int, int],
-    fields: Sequence[tuple[int, str]],
-    colours: Mapping[str, str],
+    axes: Axes, graph: Graph, rows: Mapping[int, int], fields: Sequence[tuple[int, str]], colours: Mapping[str, str]
 ) -> dict[str, str]:
     """Draw a line for each field, with a dot at the call that adds the field and rings at the calls that read it.
 
     fields: (number of the adding call, name). Returns the hover text of each dot and ring by its id.
     """
-    dots = [
-        (field, field[0], f"adds {field[1]}: {size_text(graph.calls[field[0]].adds[field[1]])}") for field in fields
-    ]
+    dots = [(each, each[0], f"adds {each[1]}: {size_text(graph.calls[each[0]].adds[each[1]])}") for each in fields]
     dots += [
         ((edge.producer, moved.added_as), edge.consumer, f"reads {moved.name}: {edge.spread}, {size_text(moved.bytes)}")
         for edge in graph.edges

@@ -56,9 +56,8 @@ def _judged(sandboxes: Sandboxes, verifier: Code, until: float, item: tuple[str,
             lost += 1
             continue
         if done.code and not done.late:
-            raise RuntimeError(
-                f"cannot judge in the image of spec.sandbox: {done.output.strip().rpartition(chr(10))[2]}"
-            )
+            last = done.output.strip().rpartition("\n")[2]
+            raise RuntimeError(f"cannot judge in the image of spec.sandbox: {last}")
         if done.late or math.isnan(passed := float(done.output)):
             return {SCORE: 0.0, STOPPED: 1.0, **marks}
         count = len(read_tests(tests))

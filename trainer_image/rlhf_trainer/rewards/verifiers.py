@@ -64,13 +64,7 @@ Judge = Callable[[str, Any], float]
 """Function (the assistant's turn, the row's right answers or tests) -> score; for Code the number of passed tests."""
 
 
-def score(
-    prompts: list[str],
-    responses: list[str],
-    finished: list[bool],
-    /,
-    **given: Any,
-) -> list[VerifierScore]:
+def score(prompts: list[str], responses: list[str], finished: list[bool], /, **given: Any) -> list[VerifierScore]:
     """Return a score from 0 to 1 for each response; None for those that are not judged within the time limit.
 
     given: columns by name, and under OPTIONS, no column's name, (verifier as JSON types, time limit in seconds, number

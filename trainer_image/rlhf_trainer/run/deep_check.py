@@ -187,10 +187,9 @@ class JobCheck:
     def _try_endpoints(self) -> None:
         """Compare the external servers' models with the actor, and have each server generate two tokens."""
         setting = self._origin("actor")
-        config = setting.config()
         may_be_elsewhere = self._job.spec.resources.device == "Auto" and self._on_cpu
         on_gpu = None if may_be_elsewhere else not self._on_cpu
-        self._found += servers_of(setting, config, on_gpu=on_gpu).problems()
+        self._found += servers_of(setting, setting.config(), on_gpu=on_gpu).problems()
 
     @property
     def _on_cpu(self) -> bool:
@@ -253,7 +252,6 @@ class JobCheck:
         """
         if not is_written(self._job, self._output, identities([*self._jobs.values()], self._output)):
             return None
-
         whole = with_written_data(self._job, self._output)
         setting = replace(self._origin(self._job.saved), job=whole)
         data = whole.spec.data
@@ -366,5 +364,4 @@ def _sizes(job: Job, jobs: Sequence[Job], output: Path) -> Iterator[tuple[Path, 
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
     return next(each for each in (folder, *folder.parents) if each.exists())

@@ -237,10 +237,7 @@ class RayRuntime:
         return self._replaceable
 
     def _join_servers(self) -> None:
-        """Join the actor's ranks and the servers in a group, if there are other servers than before.
-
-        The first exchange of a new group brings all weights.
-        """
+        """Join the actor's ranks and servers, if there are others than before; the next exchange brings all weights."""
         servers = self._handles["rollout"].call("found").result()[0]  # (machine, ranks) each, all with as many ranks
         if servers:
             hosts = [host for host, ranks in servers for _ in range(ranks)]

@@ -71,9 +71,8 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
         shapes, cluster = shapes_of(jobs, job, output), slots_of(together, gpus_here)
     except (TrainerError, UnknownGpuError) as error:
         if "rollout" in job.placed_roles() and job.spec.placement.mode == "Auto":
-            raise EnvironmentProblem(
-                f"{job.name}: {error}; say in spec.placement.pools where the rollout is"
-            ) from error
+            sentence = f"{job.name}: {error}; say in spec.placement.pools where the rollout is"
+            raise EnvironmentProblem(sentence) from error
         return Placed(together, str(error))
     if job.spec.placement.mode == "Manual":
         kept = predict(job, together, cluster, shapes)

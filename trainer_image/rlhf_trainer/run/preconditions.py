@@ -32,9 +32,8 @@ def require_no_cluster(jobs: Sequence[Job]) -> None:
     claims = {f"{job.name}: spec.{path}": uri for job in jobs for path, uri in _addresses(job) if uri.startswith(CLAIM)}
     sentence = "is on a volume of a cluster, and no operator runs this job"
     problems = [Problem(path, f"{uri} {sentence}") for path, uri in claims.items()]
-    problems += [
-        Problem(f"{job.name}: spec.suspend", "is true, so the job is not run") for job in jobs if job.spec.suspend
-    ]
+    suspended = [f"{job.name}: spec.suspend" for job in jobs if job.spec.suspend]
+    problems += [Problem(path, "is true, so the job is not run") for path in suspended]
     if problems:
         raise SpecError(problems)
 

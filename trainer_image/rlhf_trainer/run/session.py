@@ -124,7 +124,6 @@ class OwnProcess(subprocess.Popen[bytes]):
     started: ClassVar[list[OwnProcess]] = []
     """Processes of the Ray that starts, or started last."""
     was_killed = False
-    """Whether `kill` has ended the process."""
 
     def __init__(
         self, command: Sequence[str], *, preexec_fn: Callable[[], None], **options: Any

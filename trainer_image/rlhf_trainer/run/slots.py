@@ -161,10 +161,7 @@ def join(device: Device, timeout_seconds: float, meeting: Meeting) -> int:
 
 
 def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:
-    """Return OMP_NUM_THREADS for each pool; a number set by the user wins.
-
-    In pods the operator, which knows their cores, has set it.
-    """
+    """Return OMP_NUM_THREADS for each pool, unless the user, or in pods the operator by their cores, has set it."""
     if own_attempt():
         return [{} for _ in pools]
     own = os.environ.get(THREADS, "")

@@ -48,9 +48,8 @@ def model_folders(job: Job, output: Path) -> dict[Role, str]:
     """Return the local folder of each model of a job, or its name on the hub. DataError if there is no such model."""
     folders: dict[Role, str] = {}
     for role, model in job.models().items():
-        folders[role] = found_model(
-            f"{job.name}: spec.models.{job.spec.models.source_field(role)}.uri", model.uri, output
-        )
+        field = f"{job.name}: spec.models.{job.spec.models.source_field(role)}.uri"
+        folders[role] = found_model(field, model.uri, output)
     return folders
 
 
@@ -96,7 +95,6 @@ class FinishedJob(NamedTuple):
     """Job that has succeeded in a run folder and left an output."""
 
     algorithm: str
-    """Name of the job's algorithm."""
     identity: str
     """Hash of the experiment that made the output (`rlhf_api.checks.resume.identity`)."""
 
@@ -189,9 +187,7 @@ def writing(path: Path) -> Iterator[None]:
         raise EnvironmentProblem(f"{error.filename or path}: cannot be written: {error.strerror}") from error
 
 
-def writes(
-    method: Callable[Concatenate[JobFolder, P], None],
-) -> Callable[Concatenate[JobFolder, P], None]:
+def writes(method: Callable[Concatenate[JobFolder, P], None]) -> Callable[Concatenate[JobFolder, P], None]:
     """Guard a writing method of JobFolder: EnvironmentProblem if the disk fails or a newer attempt owns the folder."""
 
     @wraps(method)

@@ -28,10 +28,9 @@ def show_samples(output: Path, *, job: str | None, step: int | None, count: int,
     files = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
     kept = {file.parent.name: rows for file in files if (rows := read_step_rollouts(file, step))}
     if not kept:
-        nothing = "no rollouts were kept; see rollout.keep" if folders else f"no job {job} has begun in it"
-        raise SpecError(
-            [Problem(str(output), f"has no responses of step {step}" if files and step is not None else nothing)]
-        )
+        why = "no rollouts were kept; see rollout.keep" if folders else f"no job {job} has begun in it"
+        why = f"has no responses of step {step}" if files and step is not None else why
+        raise SpecError([Problem(str(output), why)])
     for name, rows in kept.items():
         _print_samples(name, rows, count=count, best=best)
 

@@ -46,9 +46,8 @@ def branches_in_order(texts: Sequence[TokenBatch]) -> list[tuple[int, list[Branc
     numbers, rows = count(), [list[Branch]() for _ in texts[0].lengths]
     for position, text in enumerate(texts):
         parents = [None] * len(rows) if text.parents is None else text.parents
-        for row, (ids, size, given) in enumerate(
-            zip(text.tokens.int().numpy(), text.lengths.tolist(), parents, strict=True)
-        ):
+        lengths = text.lengths.tolist()
+        for row, (ids, size, given) in enumerate(zip(text.tokens.int().numpy(), lengths, parents, strict=True)):
             roots = set[int]()
             for runs in runs_of(given, size):
                 key, root = b"".join(ids[start:stop].tobytes() for start, stop in runs), runs[0][0]

@@ -170,9 +170,8 @@ def load_scorer(
     elif any("SequenceClassification" in name for name in config.architectures or []):
         raise DataError(f"{folder}: the weights lack score.weight, which the class in config.json has")
     elif not may_add_head:
-        raise ConfigError(
-            f"{path}: {folder} is a language model without a trained score head; train a RewardModel first"
-        )
+        what = "is a language model without a trained score head; train a RewardModel first"
+        raise ConfigError(f"{path}: {folder} {what}")
     else:
         config.num_labels = 1
     torch.manual_seed(seed)

@@ -99,9 +99,8 @@ def run_stage(
         output_args=(hidden.new_empty(()) if mesh.is_last_stage else hidden,),
         group=mesh.pipeline_group,
     )
-    schedule = (Schedule1F1B if backward else ScheduleGPipe)(
-        stage, len(micros), loss_fn=lambda loss, _: loss, scale_grads=False
-    )
+    kind = Schedule1F1B if backward else ScheduleGPipe
+    schedule = kind(stage, len(micros), loss_fn=lambda loss, _: loss, scale_grads=False)
     results: list[Tensor] = []
     run = schedule.step if backward else schedule.eval
     run(

@@ -87,9 +87,8 @@ class AdvantageWorker:
             recorder.mean("kl/teacher", masked_sum(differences, batch["response_mask"]), batch["response_mask"].sum())
         advantage = self._algorithm.advantage
         names = inspect.signature(advantage).parameters
-        found = advantage(
-            **{name: INPUTS[name](self, batch) if name in INPUTS else batch.fields.get(name) for name in names}
-        )
+        inputs = {name: INPUTS[name](self, batch) if name in INPUTS else batch.fields.get(name) for name in names}
+        found = advantage(**inputs)
         fields: dict[str, Tensor] = found if isinstance(found, dict) else {"advantages": found}
         mask = fields.get("response_mask", batch["response_mask"])
         if (advantages := _checked(fields.get("advantages"), mask, batch)).dim() == 1:

@@ -281,9 +281,8 @@ class AgentResponder:
         recorder.add("episodes/ignored", len(ignored))
         if ignored:
             path, names = f"{self._job.name}: spec.rollout.agent", ", ".join(sorted({*itertools.chain(*ignored)}))
-            recorder.warn(
-                "episodes/ignored", f"{path}: calls asked for {names}, but the job's sampling and template hold"
-            )
+            words = f"{path}: calls asked for {names}, but the job's sampling and template hold"
+            recorder.warn("episodes/ignored", words)
 
     def respond(
         self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded

@@ -288,10 +288,7 @@ def text_of(
 def log_probs_by(
     model: ModelRunner, batch: Batch, names: Sequence[str] | None = None, *, temperature: float = 1.0
 ) -> Tensor:
-    """Return the log-probabilities float32 [B, T] of response tokens by the model, without gradient.
-
-    names: of the text's fields, as in `text_of`.
-    """
+    """Return the log-probabilities float32 [B, T] of response tokens, without gradient; names: as in `text_of`."""
     return model.infer(
         {name: batch[name] for name in names or text_fields(batch.fields)},
         lambda micro: [text_of(micro, names, temperature=temperature)],

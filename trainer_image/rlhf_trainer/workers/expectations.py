@@ -36,9 +36,8 @@ def _faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> Itera
     for field, reader in job.spec.column_readers(source):
         if isinstance(reader, Distilling) and reader.teacher_key and models.teacher is None:
             unnamed = [each for each in enumerate(table[reader.teacher_key]) if str(each[1]) not in teachers]
-            yield from (
-                (row, f"holds {value!r:.60} as {reader.teacher_key}, which no teacher has") for row, value in unnamed
-            )
+            for row, value in unnamed:
+                yield row, f"holds {value!r:.60} as {reader.teacher_key}, which no teacher has"
         if not isinstance(reader, Verifier) or not reader.columns:
             continue
         verifier: Any = reader.model_copy(update={"response_extract": None} if isinstance(reader, Comparing) else {})

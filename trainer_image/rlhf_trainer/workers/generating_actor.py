@@ -50,9 +50,8 @@ class GeneratorWorker:
     def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
         self._runner = setting.frozen(generating_model(setting))
-        self.generation, self._weights = generation_in_place(
-            setting, setting.tokenizer(), self._runner, max_sequences=max_sequences
-        )
+        found = generation_in_place(setting, setting.tokenizer(), self._runner, max_sequences)
+        self.generation, self._weights = found
         self._is_scored = "reward" in setting.job.models()
 
     @classmethod
@@ -86,9 +85,8 @@ class GeneratingActor(ActorWithReference):
         self.generation: Generation | None = None
         self._weights: InPlaceWeights | None = None
         if not setting.job.generates_apart:
-            self.generation, self._weights = generation_in_place(
-                setting, self.tokenizer, self.trainer, max_sequences=max_sequences
-            )
+            found = generation_in_place(setting, self.tokenizer, self.trainer, max_sequences)
+            self.generation, self._weights = found
         self._sender = WeightSender(setting, self.trainer)
         self._routing: RoutingReplay | None = None
         if setting.replays_routing:

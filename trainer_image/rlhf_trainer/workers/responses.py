@@ -155,10 +155,12 @@ class RolloutKeeper:
         """
         learned = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
         worst = self._worst_tokens(batch)
+        # By the prompt: the same choice on any number of ranks and on a resume.
+        seeds = {row: response_seed(self._seed, batch.step, (batch.start + row) // self._group) for row in learned}
         kept = [
             self._row(batch, row) | ({"worst_tokens": worst[row]} if row in worst else {})
             for row in learned
-            if row in worst or self._keeps(batch.step, batch.start + row)
+            if row in worst or seeds[row] / SEEDS < self._share
         ]
         if (rows := rows_on_first_rank(kept)) is not None:
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
@@ -191,10 +193,6 @@ class RolloutKeeper:
                     }
                 )
         return found
-
-    def _keeps(self, step: int, row: int) -> bool:
-        """Whether the responses to a row's prompt are kept: the same choice on any number of ranks and on a resume."""
-        return response_seed(self._seed, step, row // self._group) / SEEDS < self._share
 
     def _row(self, batch: Batch, row: int) -> dict[str, Any]:
         """Return the JSON object that the file gets for one of this rank's rows."""

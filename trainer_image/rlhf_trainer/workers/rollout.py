@@ -152,11 +152,11 @@ class Generation:
 
 
 def generation_in_place(
-    setting: WorkerSetting, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner, *, max_sequences: int
+    setting: WorkerSetting, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner, max_sequences: int
 ) -> tuple[Generation, InPlaceWeights]:
     """Start an engine in the processes of the model; max_sequences: the most responses of this rank at once."""
     config, layout = inner(runner.model.module).config, runner.model.mesh.layout
-    engine, environments = start_engine(setting, tokenizer, config, layout, max_sequences=max_sequences)
+    engine, environments = start_engine(setting, tokenizer, config, layout, max_sequences)
     weights = InPlaceWeights(setting, runner, engine)
     return Generation(setting, tokenizer, engine, environments, costs=runner.costs), weights
 
@@ -166,7 +166,6 @@ def start_engine(
     tokenizer: PreTrainedTokenizerBase,
     config: PreTrainedConfig,
     layout: ParallelSizes,
-    *,
     max_sequences: int,
 ) -> tuple[GenerationEngine, Environments | None]:
     """Build this rank's part of a generation engine, without weights, and start the environments of a job with turns.
@@ -258,9 +257,7 @@ class RolloutWorker:
             return
         assert setting.layout is not None
         model = inner(generating_model(setting))
-        engine, environments = start_engine(
-            setting, tokenizer, model.config, setting.layout, max_sequences=max_sequences
-        )
+        engine, environments = start_engine(setting, tokenizer, model.config, setting.layout, max_sequences)
         self._weights = receiver = WeightReceiver(setting, engine, model.config)
         agree_on_width: Callable[[int], int] = largest_over_ranks
         if setting.job.spec.rollout.partial:

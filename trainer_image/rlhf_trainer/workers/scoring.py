@@ -46,8 +46,7 @@ MARKS: Mapping[str, str] = {
 }
 """Part of a verifier's result that counts something -> words on what is counted."""
 SCORED_ONCE = replace(
-    THREE_D_PROTO,
-    holders=lambda layout: frozenset(rank for ranks in THREE_D_PROTO.collect(layout) for rank in ranks),
+    THREE_D_PROTO, holders=lambda layout: frozenset(rank for ranks in THREE_D_PROTO.collect(layout) for rank in ranks)
 )
 """Protocol in which one rank of those with the same rows calls the user's code; the other ranks fetch the output."""
 UserCode = UserFunction | ServiceClient | JudgeClient
@@ -61,9 +60,8 @@ class ScoringWorker:
         """setting: of the model in the reward, if the reward has one, else of any model with the actor's tokenizer."""
         self._tokenizer, self._terms = setting.actors_tokenizer(), terms_of(setting.job)
         # at once, so that functions import their modules while the model is loaded
-        self._code = reward_code(
-            setting.job, ranks=dist.get_world_size(), sandboxes=Sandboxes.of(setting.job.spec.sandbox)
-        )
+        sandboxes = Sandboxes.of(setting.job.spec.sandbox)
+        self._code = reward_code(setting.job, ranks=dist.get_world_size(), sandboxes=sandboxes)
         self._shaping = getattr(setting.job.spec.algorithm, "rewards", RewardShaping())
         self._moments: dict[str, RunningMoments] = {}
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
@@ -296,9 +294,8 @@ class JudgeWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._tokenizer = setting.tokenizer()
-        self._judges = evaluation_code(
-            setting.job, ranks=dist.get_world_size(), sandboxes=Sandboxes.of(setting.job.spec.sandbox)
-        )
+        sandboxes = Sandboxes.of(setting.job.spec.sandbox)
+        self._judges = evaluation_code(setting.job, ranks=dist.get_world_size(), sandboxes=sandboxes)
         for judge in self._judges.values():
             judge.ready()
 
@@ -328,10 +325,7 @@ class JudgeWorker:
 
 
 def measures_of(name: str, scores: Sequence[Score], taken: Collection[str]) -> dict[str, list[float | None]]:
-    """Return the scores of a function or verifier, and of each part that it names, by measure.
-
-    UserCodeError for a part whose measure is one of `taken`.
-    """
+    """Return the scores of a function or verifier and of its parts by measure. UserCodeError if one is `taken`."""
     found = {name: [score.value for score in scores]}
     for part in dict.fromkeys(part for score in scores for part in score.parts):
         measure = f"{name}_{part}"
