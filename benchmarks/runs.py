@@ -91,6 +91,7 @@ EXAMPLES: dict[str, dict[str, tuple[str, ...]]] = {
     "12-arithmetic-grpo": {"arithmetic-grpo": ("reward_before", "reward_after")},
     "13-two-rewards-grpo": {"arithmetic-two-rewards": ("right_before", "right_after")},
     "19-mixture-grpo": {"mixture-grpo": ("reward_before", "reward_after")},
+    "21-agent-grpo": {"agent-grpo": ("reward_before", "reward_after")},
 }
 """Figures of each job of an example in the table."""
 BEFORE = {"11-helpful-online-dpo": "01-helpful-ppo", "13-two-rewards-grpo": "12-arithmetic-grpo"}
