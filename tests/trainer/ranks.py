@@ -21,6 +21,17 @@ from typing import Any
 
 from tests.patience import PATIENCE_SECONDS
 
+FORK_SERVER = multiprocessing.get_context("forkserver")
+"""Forks what has to have imported the trainer, and has no threads: the server of ranks, and workers without Ray."""
+FORK_SERVER.set_forkserver_preload(
+    [
+        "datasets",
+        "rlhf_trainer.run.worker_specs",
+        "rlhf_trainer.training.trainer",
+        "tests.trainer.placement.light_ray",
+        "transformers.models.llama.modeling_llama",
+    ]
+)
 IDLE_SECONDS, MAX_KEPT_CALLS = 10, 60
 """When kept ranks end: each of their gloo groups has a thread that wakes 100 times a second, also when it is idle."""
 AFTER_AN_ERROR_SECONDS = 3
@@ -43,8 +54,9 @@ def run_kept_ranks(world_size: int, function: Callable[..., Any], *arguments: An
 class RankServer:
     """A process that has called `prepare` and forks ranks; it ends with this one."""
 
-    def __init__(self, prepare: Callable[[], None]) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, prepare: Callable[[], None], context: Any = None) -> None:
+        """context: of multiprocessing; without one the process has imported nothing when it calls `prepare`."""
+        context = context or multiprocessing.get_context("spawn")
         self._door, there = context.Pipe()
         context.Process(target=_serve, args=(there, prepare)).start()
         there.close()
@@ -60,7 +72,7 @@ class RankServer:
 
 @cache
 def _server() -> RankServer:
-    return RankServer(import_trainer)
+    return RankServer(import_trainer, FORK_SERVER)
 
 
 def import_trainer() -> None:

@@ -157,6 +157,14 @@ FORMS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "HumanEval's check": ("def check(candidate):\n    assert candidate(2, 3) == 5\n", (RIGHT, METHOD)),
     "HumanEval's check, called": ("def check(candidate):\n    assert candidate(2, 3) == 5\ncheck(add)", (RIGHT,)),
 }
+IN_A_SANDBOX = (
+    "APPS, a program",
+    "APPS, a function",
+    "assertions as JSON",
+    "fixtures of pytest",
+    "a class of unittest",
+)
+"""Forms that different judges run; the fast tests run the others without a sandbox only."""
 CHEATS = (
     "import unittest\nunittest.TestCase.assertEqual = lambda *_: None\ndef add(a, b):\n    return 4\n",
     "import unittest\ndef add(a, b):\n    raise unittest.SkipTest\n",
@@ -186,8 +194,11 @@ def test_options_of_pytest_in_the_environment_do_not_count(monkeypatch: pytest.M
     assert passed_tests(RIGHT, read_tests(FORMS["functions of pytest"][0])) == 1
 
 
-def test_tests_of_each_form_are_run_in_a_sandbox() -> None:
-    rows = [(value, right[0]) for value, right in FORMS.values()]
+@pytest.mark.parametrize(
+    "forms", [IN_A_SANDBOX, pytest.param(tuple(FORMS), marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_tests_of_each_form_are_run_in_a_sandbox(forms: tuple[str, ...]) -> None:
+    rows = [(value, right[0]) for value, right in map(FORMS.__getitem__, forms)]
     rows.append((rows[0][0], WRONG))
     options = {OPTIONS: [{"name": "Code"}, 300.0, 1], "tests": [value for value, _ in rows]}
     found = score(["?"] * len(rows), [code for _, code in rows], [True] * len(rows), **options)

@@ -18,7 +18,7 @@ from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.loading import load_scorer
 from rlhf_trainer.training.sharding import held_piece, shard
 from rlhf_trainer.training.trainer import Trainer
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks, run_ranks
 from tests.trainer.tiny import divisible_config, save_tiny
 from tests.trainer.weights import weights_on_first_rank
 
@@ -139,9 +139,9 @@ def test_a_flipped_bit_is_found_where_a_piece_is_read(is_remote: bool, tmp_path:
 
 def test_a_checkpoint_that_is_cut_off_is_named(s3: str, tmp_path: Path) -> None:
     folder, uri = save_tiny(tmp_path / "model", seed=1, config=divisible_config()), f"{s3}/{uuid.uuid4()}/actor"
-    run_ranks(1, save, folder, uri, ALONE)
+    run_kept_ranks(1, save, folder, uri, ALONE)
     files, path = open_storage(uri)
     file = max(file for file in files.ls(path, detail=False) if file.endswith(".safetensors"))
     files.pipe_file(file, files.cat_file(file)[:-100])
     with pytest.raises(AssertionError, match=rf"EnvironmentProblem: {uri}: .*the file is cut off"):
-        run_ranks(1, restore, folder, uri, str(tmp_path), ALONE)
+        run_kept_ranks(1, restore, folder, uri, str(tmp_path), ALONE)

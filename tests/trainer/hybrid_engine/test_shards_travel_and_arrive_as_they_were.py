@@ -101,7 +101,14 @@ CASES: dict[str, tuple[list[Parameter], ParallelSizes, int, int]] = {
 }
 
 
-@pytest.mark.parametrize(("model", "sizes", "shards", "per_node"), CASES.values(), ids=CASES)
+SLOW = ("1-2-4 sharded to 1-1, over 4 nodes",)
+"""Others go over four nodes, or have shards on two."""
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "shards", "per_node"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, case in CASES.items()],
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
 def test_a_rank_gets_its_shard_in_the_bytes_of_the_plan(
     model: list[Parameter], sizes: ParallelSizes, shards: int, per_node: int, dtype: torch.dtype
@@ -206,21 +213,21 @@ def allocated(
 def test_no_rank_makes_a_tensor_larger_than_its_shards() -> None:
     """2-2-2 sharded to 1-2: the whole embedding has 16 KB in bfloat16; a rank generates with half of it."""
     plans = plans_of(UNTIED, replace(layout(2, 2, 2, 1, 2), replicas=1))
-    for largest, new, traffic in run_ranks(8, allocated, UNTIED, plans, torch.bfloat16, 4096):
+    for largest, new, traffic in run_kept_ranks(8, allocated, UNTIED, plans, torch.bfloat16, 4096):
         assert largest <= 8192  # what it trains of the embedding, 64 rows of 32 in float32
         assert 8192 < new == traffic.buffers <= 12288 + 128  # parts end with a row
 
 
 def test_over_nodes_there_are_three_buffers() -> None:
     plans = plans_of(UNTIED, replace(layout(2, 2, 2, 1, 2), replicas=1), per_node=4)
-    for _, new, traffic in run_ranks(8, allocated, UNTIED, plans, torch.bfloat16, 4096):
+    for _, new, traffic in run_kept_ranks(8, allocated, UNTIED, plans, torch.bfloat16, 4096):
         assert 2 * (4096 + 64) + 2048 < new == traffic.buffers <= 16384 + 192
 
 
 def test_what_a_rank_has_already_is_cast_in_parts_too() -> None:
     """No rank trades, and each casts the whole embedding."""
     plans = plans_of(UNTIED, layout(1, 1, 2, 1, 1))
-    for _, new, traffic in run_ranks(2, allocated, UNTIED, plans, torch.bfloat16, 4096):
+    for _, new, traffic in run_kept_ranks(2, allocated, UNTIED, plans, torch.bfloat16, 4096):
         assert new == traffic.buffers == 4096
         assert traffic.collectives == 0
 
@@ -228,8 +235,8 @@ def test_what_a_rank_has_already_is_cast_in_parts_too() -> None:
 def test_smaller_buckets_take_more_collectives_and_less_memory() -> None:
     """The parameters of all layers, the embedding and the head lie in one bucket if they fit."""
     plans = plans_of(UNTIED, layout(1, 4, 1, 1, 2))
-    (*_, small), *_ = run_ranks(4, allocated, UNTIED, plans, torch.float32, 4096)
-    (*_, large), *_ = run_ranks(4, allocated, UNTIED, plans, torch.float32, 1 << 20)
+    (*_, small), *_ = run_kept_ranks(4, allocated, UNTIED, plans, torch.float32, 4096)
+    (*_, large), *_ = run_kept_ranks(4, allocated, UNTIED, plans, torch.float32, 1 << 20)
     assert small.received == large.received
     assert small.collectives > large.collectives == 1
     assert small.buffers < large.buffers
@@ -350,12 +357,13 @@ QWEN_7B: dict[str, Any] = {
 }
 
 
-def test_a_reshard_of_7b_takes_64_collectives_at_most() -> None:
-    """8 ranks on one node and on two; the last two collectives compare checksums."""
+@pytest.mark.parametrize("per_node", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_a_reshard_of_7b_takes_64_collectives_at_most(per_node: int) -> None:
+    """8 ranks on two nodes or on one; the last two collectives compare checksums."""
     model = describe(config("qwen2", tied=False, vocabulary=152064, **QWEN_7B))
     least, most = (size // 2 for size in BUCKET_BYTES)  # elements of bfloat16
     layouts = [layout(1, 4, 2, 1, 2), layout(2, 4, 1, 1, 2), layout(4, 2, 1, 1, 1), ParallelSizes(data=8)]
-    for sizes, per_node in product(layouts, (4, 8)):
+    for sizes in layouts:
         found = steps_of(plans_of(model, sizes, per_node=per_node), least, most)
         collectives = sum(step.is_exchanged for step in found[0])
         assert (0 if sizes.replicas == 2 else 48) <= collectives <= 62, f"{sizes!r}, {per_node} ranks a node"

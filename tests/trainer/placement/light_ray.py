@@ -7,7 +7,6 @@ batches of references, torch.distributed by torchrun's contract. Bytes in the co
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import pickle
 import threading
 import time
@@ -26,17 +25,13 @@ import ray
 from rlhf_trainer.controller import call_log, resource_pool
 from rlhf_trainer.workers import rollout
 from tests.trainer.placement.sampler import PlainSampler
+from tests.trainer.ranks import FORK_SERVER
 
 LOOK_AGAIN_SECONDS = 0.001
 CALL_SECONDS, BESIDE_SECONDS = 0.002, 0.01
 """Seconds after which a worker looks for its next call, and for one beside: many workers share few cores."""
 SLOTS = 64
 BESIDE = "beside"
-FORK_SERVER = multiprocessing.get_context("forkserver")
-"""Workers are not forked from the test's own process: that may have threads, and torch refuses to train after them."""
-FORK_SERVER.set_forkserver_preload(
-    [__name__, "datasets", "rlhf_trainer.run.worker_specs", "transformers.models.llama.modeling_llama"]
-)
 
 
 @dataclass(frozen=True)
@@ -125,6 +120,7 @@ class LightRay:
         """Start the process of an actor; options: those that Ray would get."""
         actor = Actor(self, self._folder / f"actor-{next(self._numbers)}")
         args = (actor.inbox, actor.beside.inbox, actor_class, arguments, self._sampler, self._prepare)
+        # the test's own process may have threads, after which torch refuses to train in a fork
         process: Any = FORK_SERVER.Process(target=serve, args=args, daemon=True)
         process.start()
         self.processes.append(process)

@@ -63,7 +63,13 @@ def require_as_transformers(family: str, folder: Path, layout: ParallelSizes) ->
     assert type(AutoModelForCausalLM.from_pretrained(folder / "after")) is type(model)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+UNCUT = ("Llama", *(family for family in FAMILIES if family not in TENSOR))
+"""Families that the fast tests read on one rank; they read the others on two, in cut layers."""
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[pytest.mark.slow] * (each not in UNCUT)) for each in FAMILIES]
+)
 def test_log_probs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     require_as_transformers(family, tmp_path, ParallelSizes(data=1))
 

@@ -178,7 +178,7 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
 }
 ALIKE = (
     *("DAPO actor", "GSPO actor", "corrected actor", "RLOO actor", "cost model", "SimPO actor", "ORPO actor"),
-    *("online DPO actor", "PPO-ptx report"),
+    *("online DPO actor", "PPO-ptx report", "cost critic"),
 )
 """Slow cases, whose worker and method another case has, too."""
 WARM_UP: dict[str, tuple[str, Role, type, str]] = {
