@@ -14,11 +14,11 @@ MOST_ROWS = 25
 """Of the table of folders and of the table of files."""
 TRAINER = PurePosixPath("tests/trainer")
 WORLDS = {
-    "Ray": [TRAINER / "chain", TRAINER / "controller"],
+    "engines": [TRAINER / folder for folder in ("generation", "rewards", "environments", "agents")],
     "ranks": [TRAINER / folder for folder in ("training", "hybrid_engine", "checkpoint")],
+    "Ray": [TRAINER / "chain", TRAINER / "controller"],
     "pods": [PurePosixPath("tests/cluster/pods")],
     "api server": [PurePosixPath("tests/cluster/api")],
-    "engines": [TRAINER / folder for folder in ("generation", "rewards", "environments", "agents")],
     "placement": [TRAINER / "placement", TRAINER / "elastic"],
 }
 """Folders whose tests share what is costly to make: a run of the chain, a cluster, a server of ranks; longest first."""

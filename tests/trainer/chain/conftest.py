@@ -19,8 +19,8 @@ from tests.trainer.tiny import save_tiny
 ROOT = Path(__file__).parents[3]
 MANIFEST = ROOT / "examples" / "01-helpful-ppo.yaml"
 SHORT = [
-    "--set=helpful-sft:training.totalSteps=30",
-    "--set=helpful-rm:training.totalSteps=20",
+    "--set=helpful-sft:training.totalSteps=15",
+    "--set=helpful-rm:training.totalSteps=10",
     "--set=helpful-ppo:training.totalSteps=3",
     "--set=evaluation.data.limit=45",  # does not divide by 2 ranks
 ]

@@ -14,7 +14,7 @@ from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.run.chain import write_report_or_warn
 from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
 
-JOBS = {"helpful-sft": 30, "helpful-rm": 20, "helpful-ppo": 3}
+JOBS = {"helpful-sft": 15, "helpful-rm": 10, "helpful-ppo": 3}
 EVERY_STEP = {"step", "time/step", "time/controller", "time/transfer", "bytes/controller", "padding/waste"}
 PPO_STEP = {
     "reward/mean",

@@ -87,7 +87,7 @@ def test_each_token_of_an_episode_comes_with_its_experts(tmp_path: Path, vllm_ra
         assert each["experts"] == [chosen[:read] for chosen in each["of its routers"]]
 
 
-@pytest.mark.parametrize("ranks", [1, 2], ids=["1-1-1", "1-2-1"])
+@pytest.mark.parametrize("ranks", [pytest.param(1, id="1-1-1", marks=pytest.mark.slow), pytest.param(2, id="1-2-1")])
 def test_an_answer_goes_on_after_all_that_came_before(ranks: int, tmp_path: Path, vllm_ranks: RunRanks) -> None:
     """The first of two ranks has the environments and tells the other, so that both ask for the same tokens."""
     one = played("llama", ranks, tmp_path / "model", vllm_ranks)

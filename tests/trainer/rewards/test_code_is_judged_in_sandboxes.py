@@ -141,10 +141,11 @@ def test_a_response_without_a_sandbox_is_left_out() -> None:
         scores(nobody, CODES[:2], seconds=1.0)
 
 
-def test_64_responses_are_judged_over_8_sandboxes() -> None:
-    with pool(8) as (sandboxes, found):
-        assert scores(sandboxes, CODES[:1] * 64) == [{SCORE: 1.0, "tests": 1.0}] * 64
-        assert len(found.programs) >= 64, "none was used twice"
+@pytest.mark.parametrize(("responses", "count"), [(12, 3), pytest.param(64, 8, marks=pytest.mark.slow)])
+def test_many_responses_are_judged_over_few_sandboxes(responses: int, count: int) -> None:
+    with pool(count) as (sandboxes, found):
+        assert scores(sandboxes, CODES[:1] * responses) == [{SCORE: 1.0, "tests": 1.0}] * responses
+        assert len(found.programs) >= responses, "none was used twice"
 
 
 def test_only_the_verifier_code_goes_there_and_only_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
