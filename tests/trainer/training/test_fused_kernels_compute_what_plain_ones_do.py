@@ -107,7 +107,8 @@ def passes_of(family: str, tensor: int, *, tied: bool) -> list[Passed]:
     tokens = torch.randint(1, VOCABULARY, (3, max(LENGTHS)), generator=torch.Generator().manual_seed(1))
     lengths = torch.tensor(LENGTHS)
     read = (torch.arange(max(LENGTHS)) < lengths[:, None]).float()
-    given = ModelInput.of([TokenBatch(tokens=tokens, lengths=lengths, read=read, temperature=0.7, entropy=True)])
+    batch = TokenBatch(tokens=tokens, lengths=lengths, read=read, temperature=0.7, entropy=True)
+    given = ModelInput.of([batch], multiple=tensor)
     found = []
     for is_fused in (False, True):
         torch.manual_seed(0)
