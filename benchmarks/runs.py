@@ -1,8 +1,7 @@
-"""Whole runs of `rlhf run`: memory at a real size, growth over many steps, figures by seed.
+"""Whole runs of `rlhf run`: memory at a real size, growth over many steps.
 
     python benchmarks/runs.py size [--algorithms GRPO PPO] [--json PATH]
     python benchmarks/runs.py soak FOLDER [--steps 2000] [--svg PATH]
-    python benchmarks/runs.py seeds [--example 01-helpful-ppo] [--seeds 0 1 2] [--json PATH]
 
 `size`: GRPO and PPO of models of Qwen2.5-0.5B's exact shape (494 million parameters, vocabulary 151,936) with random
 bfloat16 weights. Ray, FSDP2 and vLLM run on two CPU slots, in bfloat16 with float32 master weights: 2 steps of 8
@@ -13,8 +12,6 @@ of them. Exit code 1 if a run fails or the peaks add up to more than 24 GiB. Nee
 steps, and prints the growth of memory (RSS), handles and threads of each, and of the machine's shared memory. Ctrl-C
 ends a piece: the same command continues, and without a step left it only shows the result. Each piece has processes of
 its own, whose first steps are not counted.
-
-`seeds`: an example for several seeds, in one table.
 """
 
 from __future__ import annotations
@@ -83,19 +80,6 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "checkpoint": {"everySteps": 50},
 }
 UNITS = {"MB": 1e6, "handles": 1, "threads": 1}
-
-PPO = ("reward_before", "reward_after", "rule_before", "rule_after", "win_rate", "win_rate_null")
-EXAMPLES: dict[str, dict[str, tuple[str, ...]]] = {
-    "01-helpful-ppo": {"helpful-rm": ("pair_accuracy",), "helpful-ppo": PPO},
-    "11-helpful-online-dpo": {"helpful-online-dpo": PPO},
-    "12-arithmetic-grpo": {"arithmetic-grpo": ("reward_before", "reward_after")},
-    "13-two-rewards-grpo": {"arithmetic-two-rewards": ("right_before", "right_after")},
-    "19-mixture-grpo": {"mixture-grpo": ("reward_before", "reward_after")},
-    "21-agent-grpo": {"agent-grpo": ("reward_before", "reward_after")},
-}
-"""Figures of each job of an example in the table."""
-BEFORE = {"11-helpful-online-dpo": "01-helpful-ppo", "13-two-rewards-grpo": "12-arithmetic-grpo"}
-"""The example whose models another one uses."""
 
 
 def command(job: Path, output: Path, *more: str) -> list[str]:
@@ -249,7 +233,8 @@ def size(options: argparse.Namespace) -> None:
         apart(make_models, Path(models))
         results = {name: measured(name, Path(models), libraries) for name in options.algorithms}
     show_sizes(results)
-    write(options.json, results)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
     too_much = {name: result["sum"] for name, result in results.items() if result["sum"] > LIMIT}
     if too_much:
         raise SystemExit(f"peaks that add up to more than {LIMIT / 2**30:.0f} GiB: {too_much} bytes")
@@ -353,46 +338,16 @@ def draw(found: Sequence[Figures], svg: Path) -> None:
     figure.savefig(svg, metadata={"Date": None})
 
 
-def seeds(options: argparse.Namespace) -> None:
-    """Run the example with each seed, and print its figures in a table."""
-    shown = [(job, figure) for job, figures in EXAMPLES[options.example].items() for figure in figures]
-    results = {seed: summary_of(options.example, seed) for seed in options.seeds}
-    table = Table("seed", *(figure for _, figure in shown), "seconds in training")
-    for seed, jobs in results.items():
-        seconds = sum(job["seconds"] for job in jobs.values())
-        table.add_row(str(seed), *(f"{jobs[job][figure]:.3f}" for job, figure in shown), f"{seconds:.0f}")
-    CONSOLE.print(table)
-    write(options.json, results)
-
-
-def summary_of(example: str, seed: int) -> Figures:
-    """Run the example with this seed, after the example whose models it uses; return its summary.json."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name in (*filter(None, [BEFORE.get(example)]), example):
-            line = command(ROOT / f"examples/{name}.yaml", Path(folder), "--seed", str(seed))
-            subprocess.run(line, check=True, stdout=sys.stderr)
-        return dict(json.loads((Path(folder) / "summary.json").read_text()))
-
-
-def write(path: Path | None, results: Mapping[Any, Figures]) -> None:
-    """Write the results as JSON where the user asks for it."""
-    if path:
-        path.write_text(json.dumps(results, indent=2) + "\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True)
-    for run in (size, soak, seeds):
+    for run in (size, soak):
         kinds.add_parser(run.__name__).set_defaults(run=run)
     kinds.choices["size"].add_argument("--algorithms", nargs="+", choices=SAMPLES, default=list(SAMPLES))
     kinds.choices["soak"].add_argument("folder", type=Path)
     kinds.choices["soak"].add_argument("--steps", type=int, default=2000)
     kinds.choices["soak"].add_argument("--svg", type=Path)
-    kinds.choices["seeds"].add_argument("--example", choices=EXAMPLES, default="01-helpful-ppo")
-    kinds.choices["seeds"].add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    for name in ("size", "seeds"):
-        kinds.choices[name].add_argument("--json", type=Path)
+    kinds.choices["size"].add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     options.run(options)
 

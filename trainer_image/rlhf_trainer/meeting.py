@@ -2,9 +2,13 @@
 
 import errno
 import socket
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
+LOOK_SECONDS, ANSWER_SECONDS, MOST_SECONDS = 0.02, 1.0, 10.0
+"""Between two looks whether somebody listens; for an answer; of looking in all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +30,11 @@ class Meeting:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
             return None
+
+    def wait_for_listener(self) -> None:
+        """Wait a while until somebody listens: torch's client asks a second time after half a second or more."""
+        until = time.monotonic() + MOST_SECONDS
+        while time.monotonic() < until:
+            with suppress(OSError), socket.create_connection((self.address, self.port), ANSWER_SECONDS):
+                return
+            time.sleep(LOOK_SECONDS)

@@ -6,6 +6,7 @@ import struct
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from unittest.mock import MagicMock, Mock, patch
 
@@ -87,6 +88,16 @@ def test_a_taken_port_is_an_error_of_communication(monkeypatch: pytest.MonkeyPat
         meeting = Meeting(address=LOOPBACK, port=taken.getsockname()[1])
         with pytest.raises(CommunicationError, match=r"^join on rank 3: OSError: .*Address already in use"):
             process.join({"RANK": "3"}, partial(distributed.open_store, meeting, 0, 2, SECONDS))
+
+
+def test_a_rank_that_comes_first_waits_for_rank_0() -> None:
+    meeting, stores = Meeting(address=RANK, port=free_port()), []
+    late = Timer(0.1, lambda: stores.append(distributed.open_store(meeting, 0, 2, SECONDS)))
+    late.start()
+    meeting.wait_for_listener()
+    assert is_heard(meeting, STRANGER)
+    late.join()
+    assert stores[0].list_keys() == []
 
 
 class Rank:

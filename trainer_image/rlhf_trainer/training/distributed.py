@@ -53,6 +53,8 @@ def start(device: Device, timeout_seconds: float, meeting: Meeting | None = None
 def open_store(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> TCPStore:
     """Open the store of a group, which rank 0 serves where the ranks meet, or else at all its addresses."""
     listener = meeting.listen() if rank == 0 else None
+    if rank:
+        meeting.wait_for_listener()
     place = meeting.address, meeting.port, size, rank == 0
     return TCPStore(*place, timeout=timeout, wait_for_workers=False, master_listen_fd=listener)
 
