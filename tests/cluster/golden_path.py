@@ -29,9 +29,9 @@ PAUSE = "pause"
 Document = dict[str, Any]
 
 
-def example() -> dict[str, Document]:
-    """The jobs of example 01, by name."""
-    documents = kubectl_yaml.read(EXAMPLE.read_text(), f"{EXAMPLE.name}: ")
+def example(file: Path = EXAMPLE) -> dict[str, Document]:
+    """The jobs of an example, by name."""
+    documents = kubectl_yaml.read(file.read_text(), f"{file.name}: ")
     return {document["metadata"]["name"]: document for document in documents}
 
 

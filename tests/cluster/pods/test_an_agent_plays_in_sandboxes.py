@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-import yaml
 
 from rlhf_operator import names
 from tests.cluster import chart, golden_path
@@ -14,17 +13,17 @@ from tests.cluster.settings import ROOT
 JOB, EPISODES = "agent-grpo", 16
 
 
-def job() -> dict[str, Any]:
-    """The second job of the example, from a model without training: two steps of 16 episodes over 4 sandboxes."""
-    documents = yaml.safe_load_all((ROOT / "examples" / "21-agent-grpo.yaml").read_text())
-    found: dict[str, Any] = next(each for each in documents if each["metadata"]["name"] == JOB)
-    spec = found["spec"]
-    spec["models"]["actor"] = {"uri": "package://rlhf_examples/calculator/model", "optimizer": {"learningRate": 1e-3}}
+def jobs() -> dict[str, dict[str, Any]]:
+    """Both jobs of the example, with fewer steps: two of 16 episodes over 4 sandboxes after 60 of SFT."""
+    found = golden_path.example(ROOT / "examples" / "21-agent-grpo.yaml")
+    for each in found.values():
+        each["spec"]["resources"] = {"device": "CPU", "slotsPerNode": 1}
+        del each["spec"]["evaluation"]
+    found["agent-sft"]["spec"]["training"]["totalSteps"] = 60
+    spec = found[JOB]["spec"]
     spec["rollout"] |= {"samplesPerPrompt": EPISODES // 2, "keep": 1.0}
     spec["training"] = {"totalSteps": 2, "promptBatchSize": 2}
-    spec["resources"] = {"device": "CPU", "slotsPerNode": 1}
     spec["sandbox"] = {"cpu": "50m", "memory": "512Mi", "warm": 4}
-    del spec["evaluation"]
     return found
 
 
@@ -32,8 +31,8 @@ def job() -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_an_agent_plays_in_sandboxes(pods_cluster: Cluster, pods_namespace: str) -> None:
     chart.install(pods_cluster)
-    pods_cluster.offer_volumes(1)
-    golden_path.apply(pods_cluster, pods_namespace, {JOB: job()})
+    pods_cluster.offer_volumes(2)
+    golden_path.apply(pods_cluster, pods_namespace, jobs())
     golden_path.succeeded(pods_cluster, pods_namespace, JOB)
     folder = pods_cluster.folder_of_claim(pods_namespace, f"{JOB}-output") / JOB
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
