@@ -1,7 +1,7 @@
 """Manifests of an attempt's sandboxes: pods that run code of the model, each for one response or episode.
 
-A Job keeps `warm` pods. A pod serves the first request of the trainer and ends, and the Job makes another one. All
-objects are owned by the attempt's RayJob, so they go with it.
+A pod serves the first request of the trainer and ends; `reconcile.sandboxes` replaces it. No Job does, because it would
+wait up to ten minutes after pods that failed. All objects are owned by the attempt's RayJob, so they go with it.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from rlhf_operator.snapshot import ObservedJob, ObservedRayJob
 PROGRAM: Final = Path(sandbox_server.__file__)
 PROGRAM_FOLDER: Final = "/rlhf/sandbox"
 IDLE_SECONDS: Final = 3600
-"""Seconds for which a pod waits for a request, after which the Job replaces it."""
+"""Seconds for which a pod waits for a request, after which it is replaced."""
 MARGIN_SECONDS: Final = 60
 """Seconds after the program's own time limit until the kubelet ends the pod."""
 DISK: Final = "64Mi"
@@ -39,17 +39,13 @@ DNS: Final[Mapping[str, Any]] = {
 """Rule of egress to the cluster's DNS."""
 
 
-def manifests(seen: ObservedJob, rayjob: ObservedRayJob, job: Job, settings: Settings) -> tuple[Manifest, ...]:
-    """Return the objects of an attempt's sandboxes in the order of their creation; none if the job asks for none."""
-    if (sandbox := job.spec.sandbox) is None:
-        return ()
-    name, selector = names.sandboxes_name(rayjob.name), {names.JOB_UID: seen.uid, names.ROLE: names.SANDBOX}
-    owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": rayjob.name, "uid": rayjob.uid, "controller": True}
-    metadata = {**identity.metadata(seen, name), "ownerReferences": [owner]}
-    labels = identity.labels(seen) | {names.ROLE: names.SANDBOX}
-    template = {"metadata": {"labels": labels}, "spec": pod(job, sandbox, settings, program=name)}
+def surroundings(
+    seen: ObservedJob, rayjob: ObservedRayJob, job: Job, sandbox: Sandbox, settings: Settings
+) -> tuple[Manifest, ...]:
+    """Return the objects that an attempt's sandboxes need; they must be made before the pods."""
+    selector = {names.JOB_UID: seen.uid, names.ROLE: names.SANDBOX}
+    metadata = _metadata(seen, rayjob, names.sandboxes_name(rayjob.name))
     port = {"port": names.SANDBOX_PORT, "protocol": "TCP"}
-    jobs_spec = {**fixed_part("sandbox_job"), "parallelism": sandbox.warm, "template": template}
     workers = {"podSelector": {"matchLabels": {names.JOB_UID: seen.uid, names.ROLE: names.WORKER}}}
     on_host = settings.pod_of(job.spec.runtime, names.WORKER).host_network  # then they have addresses of nodes
     rule = {"ports": [port], **({} if on_host else {"from": [workers]})}
@@ -64,8 +60,23 @@ def manifests(seen: ObservedJob, rayjob: ObservedRayJob, job: Job, settings: Set
         identity.document("v1", "ConfigMap", metadata, immutable=True, data={PROGRAM.name: PROGRAM.read_text()}),
         identity.document("networking.k8s.io/v1", "NetworkPolicy", metadata, spec=policy),
         identity.document("v1", "Service", metadata, spec={"selector": selector, "ports": [port]}),
-        identity.document("batch/v1", "Job", metadata, spec=jobs_spec),
     )
+
+
+def numbered_pod(
+    seen: ObservedJob, rayjob: ObservedRayJob, job: Job, sandbox: Sandbox, settings: Settings, number: int
+) -> Manifest:
+    """Return a sandbox of an attempt. An attempt uses each number once."""
+    name = names.sandboxes_name(rayjob.name)
+    metadata = _metadata(seen, rayjob, f"{name}-{number}")
+    metadata["labels"] |= {names.ROLE: names.SANDBOX}
+    metadata["annotations"] = fixed_part("left_to_autoscalers")
+    return identity.document("v1", "Pod", metadata, spec=pod(job, sandbox, settings, program=name))
+
+
+def _metadata(seen: ObservedJob, rayjob: ObservedRayJob, name: str) -> dict[str, Any]:
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": rayjob.name, "uid": rayjob.uid, "controller": True}
+    return {**identity.metadata(seen, name), "ownerReferences": [owner]}
 
 
 def pod(job: Job, sandbox: Sandbox, settings: Settings, *, program: str = "") -> dict[str, Any]:
