@@ -215,6 +215,20 @@ def living(found: World) -> list[str]:
     return sorted(pod.name for pod in found.sandboxes.values() if pod.phase in ("Pending", "Running"))
 
 
+def test_pods_that_are_kept_for_debugging_keep_none() -> None:
+    found = world()
+    found.edit(runPolicy={"keepPodsOnFailure": True, "backoffLimit": 0})
+    found.train(3)
+    found.end(1, "a mistake")
+    found.ray_tells()
+    found.settle()
+    found.wait(60)
+    found.settle()
+    assert (found.phase, reason(found, "ClusterReady")) == ("Failed", "Kept")
+    assert found.pods
+    assert not found.sandboxes
+
+
 def test_each_serves_once_and_is_replaced_at_once() -> None:
     found = world()
     for count in range(1, 4):
