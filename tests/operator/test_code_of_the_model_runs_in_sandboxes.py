@@ -35,9 +35,9 @@ def job(**sandbox: Any) -> Job:
 
 def objects(asked: Job, settings: Settings | None = None) -> dict[str, Any]:
     """The manifests by kind."""
-    assert asked.spec.sandbox
-    parts = snapshot(asked, nodes(1)).job, RAYJOB, asked, asked.spec.sandbox, settings or Settings()
-    return {each["kind"]: each for each in (*sandboxes.surroundings(*parts), sandboxes.numbered_pod(*parts, 7))}
+    seen = snapshot(asked, nodes(1)).job
+    found = sandboxes.manifests(seen, RAYJOB, asked, settings or Settings(), range(7, 8))
+    return {each["kind"]: each for each in found}
 
 
 def pod(asked: Job, settings: Settings | None = None) -> dict[str, Any]:
@@ -105,11 +105,17 @@ def test_only_workers_of_the_job_come_in_and_nothing_goes_out() -> None:
 
 
 def test_egress_leaves_out_private_networks_and_metadata() -> None:
-    public, dns = objects(job(network="Egress"))["NetworkPolicy"]["spec"]["egress"]
+    (public,) = objects(job(network="Egress"))["NetworkPolicy"]["spec"]["egress"]
     blocks = [each["ipBlock"] for each in public["to"]]
     assert [each["cidr"] for each in blocks] == ["0.0.0.0/0", "::/0"]
     assert {"10.0.0.0/8", "169.254.0.0/16", "168.63.129.16/32"} <= set(blocks[0]["except"])
-    assert {each["port"] for each in dns["ports"]} == {53}
+
+
+def test_the_installation_says_who_their_dns_is() -> None:
+    peer = {"ipBlock": {"cidr": "169.254.20.10/32"}}
+    _, dns = objects(job(network="Egress"), Settings(sandbox_dns=(peer,)))["NetworkPolicy"]["spec"]["egress"]
+    assert dns["to"] == [peer]
+    assert {each["port"] for each in dns["ports"]} == {53, 5353}
 
 
 def test_sandboxes_are_no_pods_that_the_job_trusts() -> None:
@@ -207,7 +213,7 @@ def fail(found: World) -> None:
     """All sandboxes that wait are killed for their memory as soon as they have begun."""
     killed = ObservedContainer(name=names.SANDBOX, exit_code=137, ended_reason="OOMKilled")
     for pod in [each for each in found.sandboxes.values() if each.phase == "Pending"]:
-        times = {"scheduled": found.now, "not_ready_since": found.now}
+        times = {"created": found.now, "not_ready_since": found.now}
         found.sandboxes[pod.name] = replace(pod, phase="Failed", containers=(killed,), **times)
 
 
@@ -276,7 +282,7 @@ def test_one_that_is_ready_for_a_moment_is_no_sign_of_health() -> None:
     found.wait(11)
     found.operate()
     assert reason(found, "SandboxesReady") == "SandboxesFail"
-    change(found, phase="Running", ready=True, scheduled=found.now)
+    change(found, phase="Running", ready=True, created=found.now)
     found.operate()
     assert reason(found, "SandboxesReady") == "SandboxesFail"
     found.wait(11)

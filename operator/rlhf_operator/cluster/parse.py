@@ -241,9 +241,8 @@ def _containers(document: Document) -> Iterator[snapshot.ObservedContainer]:
             state = "lastState" if raw.mapping(each, "state", "waiting") else "state"
             ended = raw.mapping(each, "state", "terminated") or raw.mapping(each, state, "terminated")
             name, reason = raw.text(each, "name"), raw.text(ended, "reason")
-            # The code in a sandbox that has run may have written the message.
-            has_run = reason not in NEVER_RAN
-            speaks = role == names.READER or name == names.FOLDER_CONTAINER or (role == names.SANDBOX and not has_run)
+            never_ran = role == names.SANDBOX and reason in NEVER_RAN  # else its code may have written the message
+            speaks = role == names.READER or name == names.FOLDER_CONTAINER or never_ran
             yield snapshot.ObservedContainer(
                 name=name,
                 running=bool(raw.mapping(each, "state", "running")),

@@ -4,7 +4,6 @@ Ended pods are deleted, except those that failed at their start since a pod last
 """
 
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import takewhile
 from typing import Final
 
@@ -17,9 +16,7 @@ from rlhf_operator.snapshot import ObservedPod
 
 ENDED: Final = ("Succeeded", "Failed")
 START_SECONDS: Final = 10.0
-"""Seconds after its scheduling within which a pod that fails has failed at its start."""
-PAUSE_SECONDS: Final = 10.0
-"""Seconds between new pods if the last `warm` ones failed at their start: 6 x `warm` are made a minute at most."""
+"""Seconds of a pod's start. If the last `warm` pods failed in theirs, new ones wait as long: 6 x `warm` a minute."""
 
 
 def keep(ctx: ReconcileContext) -> None:
@@ -33,13 +30,14 @@ def keep(ctx: ReconcileContext) -> None:
     failed = [*takewhile(_failed_at_start, (pod for pod in own if pod.phase in ENDED))][: asked.warm]
     all_fail = len(failed) == asked.warm
     lacking = asked.warm - sum(pod.phase not in ENDED and pod.deleting_since is None for pod in own)
-    if lacking > 0 and not (all_fail and ctx.must_wait(PAUSE_SECONDS - ctx.age(failed[0].created))):
+    if lacking > 0 and not (all_fail and ctx.must_wait(START_SECONDS - ctx.age(failed[0].created))):
         ctx.require_live("sandboxes are made")
         delete(ctx, [pod for pod in own if pod.phase in ENDED and pod not in failed])
-        parts, first = (ctx.snapshot.job, rayjob, ctx.job, asked, ctx.settings), _number(own[0]) + 1 if own else 1
-        made = [] if own else [*sandboxes.surroundings(*parts)]  # at first, and if somebody has deleted all pods
-        made += [sandboxes.numbered_pod(*parts, number) for number in range(first, first + lacking)]
-        ctx.actions.extend(Create(manifest=each) for each in made)
+        first = _number(own[0]) + 1 if own else 1
+        numbers = range(first, first + lacking)
+        made = sandboxes.manifests(ctx.snapshot.job, rayjob, ctx.job, ctx.settings, numbers)
+        # All objects at first, and if somebody has deleted all pods.
+        ctx.actions.extend(Create(manifest=each) for each in made if not own or each["kind"] == "Pod")
     _set_ready(ctx, own, failed if all_fail else [], name)
 
 
@@ -53,14 +51,10 @@ def delete(ctx: ReconcileContext, pods: Sequence[ObservedPod]) -> None:
 
 def _set_ready(ctx: ReconcileContext, own: Sequence[ObservedPod], failed: Sequence[ObservedPod], name: str) -> None:
     """Set the condition. failed: the last `warm` pods if all failed at their start, the newest first; else none."""
-
-    def is_at_start(pod: ObservedPod) -> bool:
-        return ctx.must_wait(START_SECONDS - ctx.age(_begin(pod)))
-
     if problem := _problem(ctx, own, name):
         ctx.set_condition("SandboxesReady", "False", "SandboxesWait", problem)
         ctx.requeue_after(attempt_status.LOOK_AGAIN_SECONDS)
-    elif any(pod.ready and not (failed and is_at_start(pod)) for pod in own):
+    elif any(pod.ready and not (failed and ctx.must_wait(START_SECONDS - ctx.age(pod.created))) for pod in own):
         ctx.set_condition("SandboxesReady", "True", "SandboxesRun", "Sandboxes run code of the model.")
     elif failed:
         message = f"The last {len(failed)} sandboxes failed at their start. {_end(failed[0])}"
@@ -74,13 +68,9 @@ def _number(pod: ObservedPod) -> int:
     return int(number) if number.isascii() and number.isdigit() else 0
 
 
-def _begin(pod: ObservedPod) -> datetime:
-    return pod.scheduled or pod.created
-
-
 def _failed_at_start(pod: ObservedPod) -> bool:
     """Whether a pod has failed and was ready, if at all, for a short time; the code of a model may be to blame, too."""
-    lasted = (pod.not_ready_since - _begin(pod)).total_seconds() if pod.not_ready_since else 0.0
+    lasted = (pod.not_ready_since - pod.created).total_seconds() if pod.not_ready_since else 0.0
     return pod.phase == "Failed" and lasted < START_SECONDS
 
 
