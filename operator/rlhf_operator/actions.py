@@ -31,7 +31,7 @@ class Delete:
     """Delete an object in the job's namespace if its uid is still `uid`."""
 
     kind: Literal["RayJob", "Pod", "RLHFJob"]
-    """Kind of the object. RayJob: an attempt with its pods. Pod: on a dead node. RLHFJob: after its time to live."""
+    """Kind. RayJob: an attempt with its pods. Pod: on a dead node, or a sandbox. RLHFJob: after its time to live."""
     name: str
     uid: str
 

@@ -101,7 +101,7 @@ def rayjob_name(job: str, attempt: int) -> str:
 
 
 def sandboxes_name(rayjob: str) -> str:
-    """Return the name of the Job, the Service and the NetworkPolicy of an attempt's sandboxes."""
+    """Return the name of an attempt's Service and NetworkPolicy of sandboxes; the names of the pods begin with it."""
     return f"{rayjob}-sandbox"
 
 

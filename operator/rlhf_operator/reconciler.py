@@ -172,6 +172,8 @@ class Reconciler:
 
     async def _reconcile(self, key: Key, executor: ThreadPoolExecutor) -> Result:
         """Do one pass over a job; log an error, and requeue the job with backoff."""
+        if self._observer.head(key) is not None and not self._polls.knows(key):
+            self._polls.add(key)  # passes may fail while the trainer goes on, as where a sandbox is refused
         try:
             again = await self._observe_decide_apply(key, executor)
         except StaleError:
@@ -195,8 +197,6 @@ class Reconciler:
         self.queue.add_after(key, again)
         if self._refused.pop(key, None):
             self.queue.add(key)  # what the status says of it is no longer so
-        if self._observer.head(key) is not None and not self._polls.knows(key):
-            self._polls.add(key)
         return "done"
 
     def _failed(self, key: Key, error: Exception) -> float:

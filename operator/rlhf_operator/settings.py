@@ -163,6 +163,8 @@ class Settings(Spec):
     storage: ClaimDefaults = ClaimDefaults()
     job_network_policy: JobNetworkPolicy | None = None
     """Peers of each job's pods; None: no NetworkPolicy is made for a job."""
+    sandbox_dns: Peers = ()
+    """Peers that sandboxes with `network: Egress` may ask for addresses; an empty list is nobody."""
     status_interval_seconds: Annotated[float, Field(gt=0)] = 15.0
     """Seconds between two readings of a running job's progress."""
     lease_name: str = "rlhf-operator"

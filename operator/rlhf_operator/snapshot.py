@@ -95,7 +95,7 @@ class ObservedContainer:
     ended_reason: str = ""
     """Reason why the container has ended: OOMKilled, Error, Completed."""
     last_words: str = ""
-    """Termination message of the container, of a reader pod or the container that makes the run folder."""
+    """Termination message of a container that reads shapes, makes the run folder, or is a sandbox that never ran."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,17 +6,26 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import yaml
 
 from rlhf_api.job import Job
+from rlhf_api.status import Condition, Status
 from rlhf_operator import names
-from rlhf_operator.resources import sandboxes
+from rlhf_operator.actions import ClusterAction, Create, Delete
+from rlhf_operator.cluster import parse
+from rlhf_operator.cluster.client import CONFLICT, FORBIDDEN
+from rlhf_operator.cluster.resources import CREATED
+from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.reconcile.sandboxes import keep
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedJob, ObservedRayJob
+from rlhf_operator.snapshot import ObservedJob, ObservedRayJob, Snapshot
+from rlhf_operator.times import timestamp
 from tests.api.cases import made
 from tests.cluster.client import Cluster
 from tests.cluster.images import HOSTROOT
@@ -66,6 +75,13 @@ with ThreadPoolExecutor(lanes) as pool:
 """Program of the worker: runs a command so many times, at most `lanes` at a time; prints results and seconds."""
 
 Document = dict[str, Any]
+CLUSTER_READY = Condition(
+    type="ClusterReady",
+    status="True",
+    reason="AllPodsReady",
+    last_transition_time=timestamp(THEN),
+    observed_generation=1,
+)
 
 
 @dataclass(frozen=True)
@@ -74,18 +90,40 @@ class Stage:
 
     cluster: Cluster
     namespace: str
-    seen: ObservedJob
     rayjob: ObservedRayJob
+    is_over: Event = field(default_factory=Event)
 
     def make(self, **sandbox: Any) -> None:
-        """Make the sandboxes as the operator does, and wait for them."""
-        settings = {**SMALL, **sandbox}
-        job = Job.parse(made("GRPO", ("rollout.tools=['a:b']", f"sandbox={json.dumps(settings)}")))
-        installed = Settings(trainer_image=HOSTROOT, image_pull_policy="Never")
-        for each in sandboxes.manifests(self.seen, self.rayjob, job, installed):
-            self.cluster.kubectl("apply", "-n", self.namespace, "-f", "-", text=json.dumps(each))
-        count = settings.get("warm", 8)
+        """Keep sandboxes as the operator does until the stage is over, and wait for the first ones."""
+        wanted = {**SMALL, **sandbox}
+        job = Job.parse(made("GRPO", ("rollout.tools=['a:b']", f"sandbox={json.dumps(wanted)}")))
+        status = Status(attempt=self.rayjob.attempt, conditions=(CLUSTER_READY,))
+        seen = replace(snapshot(job, namespace=self.namespace).job, status=status)
+        Thread(target=self._keep, args=(seen,), daemon=True).start()
+        self.wait(wanted.get("warm", 8))
+
+    def wait(self, count: int) -> None:
+        """Wait until so many sandboxes run."""
         self.cluster.until(lambda: len(self.pods("Running")) == count, 90, f"{count} sandboxes run")
+
+    def _keep(self, job: ObservedJob) -> None:
+        installed = Settings(trainer_image=HOSTROOT, image_pull_policy="Never")
+        while not self.is_over.wait(0.3):
+            pods = tuple(parse.pod(each) for each in self.pods())
+            seen = Snapshot(job=job, rayjobs=(self.rayjob,), sandboxes=pods, watching_since=THEN, fresh=True)
+            found = ReconcileContext.of(seen, datetime.now(UTC), installed)
+            keep(found)
+            for action in found.actions:
+                self._act(action)
+
+    def _act(self, action: ClusterAction) -> None:
+        if isinstance(action, Create):
+            kind = CREATED[action.manifest["apiVersion"], action.manifest["kind"]]
+            status, answer = self.cluster.request("POST", kind.path(self.namespace), action.manifest)
+            # The objects around the pods may be there; nothing is made in a namespace that goes.
+            assert status < 300 or status in (FORBIDDEN, CONFLICT), answer
+        elif isinstance(action, Delete):
+            self.cluster.request("DELETE", f"{PODS.format(self.namespace)}/{action.name}?gracePeriodSeconds=0")
 
     def pods(self, phase: str = "") -> list[Document]:
         """The sandboxes that are there, or those in a phase."""
@@ -126,19 +164,23 @@ def running_ip(pod: Document) -> str:
     return str(status.get("podIP", "")) if status.get("phase") == "Running" else ""
 
 
-def stage(cluster: Cluster, namespace: str) -> Stage:
+@contextmanager
+def stage(cluster: Cluster, namespace: str) -> Iterator[Stage]:
     """Make everything but the sandboxes; their owner is a RayJob that KubeRay leaves alone."""
     document = yaml.safe_load(RAYJOB.read_text())
+    seen = snapshot(Job.parse(made("GRPO"))).job
     document["spec"]["suspend"] = True
+    document["metadata"]["name"] = names.rayjob_name(seen.name, 1)
     made_rayjob = cluster.expect("POST", f"/apis/ray.io/v1/namespaces/{namespace}/rayjobs", document)["metadata"]
-    job = Job.parse(made("GRPO", ("rollout.tools=['a:b']",)))
-    seen = replace(snapshot(job).job, namespace=namespace)
     rayjob = ObservedRayJob(
         name=made_rayjob["name"], uid=made_rayjob["uid"], attempt=1, owned=True, created=THEN, deleting=False
     )
-    found = Stage(cluster, namespace, seen, rayjob)
+    found = Stage(cluster, namespace, rayjob)
     found.start(WORKER, ["sleep", "3600"], **{names.JOB_UID: seen.uid, names.ROLE: names.WORKER})
-    return found
+    try:
+        yield found
+    finally:
+        found.is_over.set()
 
 
 @contextmanager

@@ -15,8 +15,8 @@ NEEDED = {
     ("rlhf.hybridflow.io", "rlhfjobs/status"): {"patch"},  # no finalizers: no owner reference blocks a deletion
     ("ray.io", "rayjobs"): LOOK | {"create", "delete"},
     ("ray.io", "rayclusters"): {"get", "patch"},  # the size of elastic pools
-    ("", "pods"): WATCH | {"delete"},  # when its node is gone
-    ("batch", "jobs"): {"get", "create"},  # which read the shapes of models, and keep sandboxes
+    ("", "pods"): LOOK | {"create", "delete"},  # sandboxes, and pods whose node is gone
+    ("batch", "jobs"): {"get", "create"},  # which read the shapes of models
     ("", "configmaps"): {"get", "create"},
     ("", "services"): {"get", "create"},  # of sandboxes
     ("", "persistentvolumeclaims"): LOOK | {"create", "patch"},  # patch: spec.storage.retain

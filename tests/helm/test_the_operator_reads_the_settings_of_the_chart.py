@@ -69,10 +69,11 @@ OTHER: Values = {
     },
     "queue": {"namespaceWeights": {"team-a": 2}},
     "jobNetworkPolicy": {"kubeRay": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "prometheus": []},
+    "sandboxes": {"dns": [{"ipBlock": {"cidr": "10.0.0.10/32"}}]},
     "caBundle": {"configMap": "authorities", "key": "all.pem"},
     "fullnameOverride": "other",
 }
-CLOSED_ELSEWHERE: Values = {"jobNetworkPolicy": {"enabled": False}}
+CLOSED_ELSEWHERE: Values = {"jobNetworkPolicy": {"enabled": False}, "sandboxes": {"dns": []}}
 """A cluster with policies of its own."""
 
 
@@ -89,7 +90,7 @@ def read(helm: Helm, folder: Path, values: Values | None = None) -> dict[str, An
 
 
 def test_the_defaults_are_those_of_the_operator(helm: Helm, tmp_path: Path) -> None:
-    """Besides the election, which a pod has and a laptop has not, and who may connect to jobs."""
+    """Besides the election, which a pod has and a laptop has not, and the peers of pods."""
     expected = Settings().model_dump(by_alias=True)
     assert read(helm, tmp_path, CLOSED_ELSEWHERE) == {**expected, "leaseName": RELEASE, "leaseNamespace": NAMESPACE}
 
@@ -118,6 +119,7 @@ def test_every_setting_can_be_changed(helm: Helm, tmp_path: Path) -> None:
             "kubeRay": (OTHER["jobNetworkPolicy"]["kubeRay"][0],),
             "prometheus": (),
         },
+        "sandboxDns": tuple(OTHER["sandboxes"]["dns"]),
         "leaseName": "other",
         "leaseNamespace": NAMESPACE,
     }

@@ -51,5 +51,10 @@ def test_openshift_chooses_the_operators_user(helm: Helm) -> None:
     assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["securityContext"].keys()
 
 
+@pytest.mark.parametrize(("platform", "dns"), [("openshift", "daemonset-dns"), ("gke", "169.254.20.10/32")])
+def test_sandboxes_find_the_dns_of_the_platform(platform: str, dns: str) -> None:
+    assert dns in str(yaml.safe_load(printed(platform)[1])["sandboxes"]["dns"])
+
+
 def test_another_platform_is_one_sentence() -> None:
     assert printed("gek") == (2, "", "error: PLATFORM: is gek; did you mean gke?\n")

@@ -28,6 +28,7 @@ from rlhf_operator.snapshot import (
     ObservedPod,
     ObservedQuota,
     ObservedRayJob,
+    Refusal,
     Snapshot,
 )
 from tests.operator.fake_trainer import START, TOTAL_STEPS, Trainer, containers, words
@@ -75,6 +76,7 @@ class World:
     pace: Pace | None = None
     others: tuple[Attempt, ...] = ()
     complaint: str = ""
+    refused: Refusal | None = None
     saved_step: int = 0
     saved_at: datetime = START
     beat: Heartbeat | None = None
@@ -124,6 +126,7 @@ class World:
             heartbeat=self.beat,
             measured=self.others if fresh else (),
             complaint=self.complaint if fresh else "",
+            refused=self.refused,
             nodes=self.nodes,
             capabilities=self.capabilities | ({"kueue"} if self.has_kueue else set()),
             watching_since=self.watching_since,
@@ -191,8 +194,7 @@ class World:
             case Delete(kind="Pod", name=name, uid=uid):
                 for pods in (self.pods, self.readers, self.sandboxes):
                     if name in pods and pods[name].uid == uid:
-                        has_served = pods is self.sandboxes and pods[name].phase in ("Succeeded", "Failed")
-                        check(has_served or self._is_dead(pods[name]), "only dead pods are forced")
+                        check(pods is self.sandboxes or self._is_dead(pods[name]), "only dead pods are forced")
                         del pods[name]
             case SetOwner(claim=name, owned=owned):
                 self._own(name, owned=owned)
@@ -211,9 +213,13 @@ class World:
         attempt = self.status.attempt or 0
         if kind == "PersistentVolumeClaim":
             self._own(name, owned=bool(manifest["metadata"]["ownerReferences"]), only_if_new=True)
-        if kind == "Job" and "parallelism" in manifest["spec"]:
-            self.make_sandboxes(name, manifest["spec"]["parallelism"])
-        elif kind == "Job":
+        if kind == "Pod" and self.refused is None:
+            check(name not in self.sandboxes, f"{name} is another pod than those that are there")
+            made = ObservedPod(
+                name=name, uid=self._uid(), attempt=0, role=names.SANDBOX, created=self.now, node="node-0"
+            )
+            self.sandboxes[name] = made
+        if kind == "Job":
             self._read(name, manifest)
         if kind != "RayJob" or name in self.rayjobs:
             return
@@ -246,15 +252,6 @@ class World:
         self.readers[f"{job}-x"] = ObservedPod(
             name=f"{job}-x", uid=self._uid(), attempt=0, role=names.READER, created=self.now, node="node-0"
         )
-
-    def make_sandboxes(self, job: str, count: int) -> None:
-        """Kubernetes makes so many pods of a Job, unless they are there."""
-        living = [pod for pod in self.sandboxes.values() if pod.phase in ("Pending", "Running")]
-        for _ in range(count - len(living)):
-            uid = self._uid()
-            self.sandboxes[f"{job}-{uid}"] = ObservedPod(
-                name=f"{job}-{uid}", uid=uid, attempt=0, role=names.SANDBOX, created=self.now, node="node-0"
-            )
 
     def told(self, words: str, **fields: Any) -> None:
         """The pod of the reader ends with these last words; `fields` are others of the pod."""

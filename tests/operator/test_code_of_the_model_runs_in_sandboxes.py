@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +9,13 @@ import pytest
 
 from rlhf_api.job import Job
 from rlhf_operator import names
+from rlhf_operator.actions import Create
 from rlhf_operator.reconcile.attempt_status import SLOW_START_SECONDS
 from rlhf_operator.reconcile.room import groups_of, held_by, place, with_sandboxes
 from rlhf_operator.resources import sandboxes
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedContainer, ObservedPod, ObservedRayJob
+from rlhf_operator.snapshot import ObservedContainer, ObservedPod, ObservedRayJob, Refusal
 from tests.operator.fake_trainer import START
 from tests.operator.rendered import changed, groups, head, made, mapped, nodes, pod_of, snapshot, variables
 from tests.operator.running_jobs import NODES
@@ -36,19 +36,21 @@ def job(**sandbox: Any) -> Job:
 def objects(asked: Job, settings: Settings | None = None) -> dict[str, Any]:
     """The manifests by kind."""
     seen = snapshot(asked, nodes(1)).job
-    return {each["kind"]: each for each in sandboxes.manifests(seen, RAYJOB, asked, settings or Settings())}
+    found = sandboxes.manifests(seen, RAYJOB, asked, settings or Settings(), range(7, 8))
+    return {each["kind"]: each for each in found}
 
 
 def pod(asked: Job, settings: Settings | None = None) -> dict[str, Any]:
-    spec: dict[str, Any] = objects(asked, settings)["Job"]["spec"]["template"]["spec"]
+    spec: dict[str, Any] = objects(asked, settings)["Pod"]["spec"]
     return spec
 
 
 def test_all_objects_go_with_the_attempt() -> None:
     found = objects(job())
-    assert list(found) == ["ConfigMap", "NetworkPolicy", "Service", "Job"], "no pod is made before its policy"
+    assert list(found) == ["ConfigMap", "NetworkPolicy", "Service", "Pod"]
     for each in found.values():
-        assert each["metadata"]["name"] == f"{NAME}-a1-sandbox"
+        number = "-7" if each["kind"] == "Pod" else ""
+        assert each["metadata"]["name"] == f"{NAME}-a1-sandbox{number}"
         assert [(owner["kind"], owner["uid"]) for owner in each["metadata"]["ownerReferences"]] == [
             ("RayJob", RAYJOB.uid)
         ]
@@ -70,6 +72,7 @@ def test_a_pod_may_do_as_little_as_kubernetes_can_allow() -> None:
     assert container["resources"] == {"requests": size, "limits": size}
     assert spec["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "512Mi"}
     assert spec["activeDeadlineSeconds"] > 3600 + 600
+    assert spec["restartPolicy"] == "Never", "it serves once"
     assert "env" not in container, "no Secret and no variable of the job"
 
 
@@ -90,12 +93,6 @@ def test_it_goes_where_the_head_may() -> None:
     assert "hostNetwork" not in spec
 
 
-def test_each_pod_of_the_job_serves_once_and_is_replaced() -> None:
-    spec = objects(job())["Job"]["spec"]
-    assert (spec["parallelism"], spec["completions"], spec["backoffLimit"]) == (3, 2**31 - 1, 2**31 - 1)
-    assert spec["template"]["spec"]["restartPolicy"] == "Never"
-
-
 def test_only_workers_of_the_job_come_in_and_nothing_goes_out() -> None:
     policy = objects(job())["NetworkPolicy"]["spec"]
     uid = f"uid-of-{NAME}"
@@ -108,11 +105,17 @@ def test_only_workers_of_the_job_come_in_and_nothing_goes_out() -> None:
 
 
 def test_egress_leaves_out_private_networks_and_metadata() -> None:
-    public, dns = objects(job(network="Egress"))["NetworkPolicy"]["spec"]["egress"]
+    (public,) = objects(job(network="Egress"))["NetworkPolicy"]["spec"]["egress"]
     blocks = [each["ipBlock"] for each in public["to"]]
     assert [each["cidr"] for each in blocks] == ["0.0.0.0/0", "::/0"]
     assert {"10.0.0.0/8", "169.254.0.0/16", "168.63.129.16/32"} <= set(blocks[0]["except"])
-    assert {each["port"] for each in dns["ports"]} == {53}
+
+
+def test_the_installation_says_who_their_dns_is() -> None:
+    peer = {"ipBlock": {"cidr": "169.254.20.10/32"}}
+    _, dns = objects(job(network="Egress"), Settings(sandbox_dns=(peer,)))["NetworkPolicy"]["spec"]["egress"]
+    assert dns["to"] == [peer]
+    assert {each["port"] for each in dns["ports"]} == {53, 5353}
 
 
 def test_sandboxes_are_no_pods_that_the_job_trusts() -> None:
@@ -120,7 +123,7 @@ def test_sandboxes_are_no_pods_that_the_job_trusts() -> None:
     apart = [{"key": names.ROLE, "operator": "NotIn", "values": [names.SANDBOX]}]
     assert policy["podSelector"]["matchExpressions"] == apart
     assert policy["ingress"][0]["from"] == [{"podSelector": policy["podSelector"]}]
-    labels = objects(job())["Job"]["spec"]["template"]["metadata"]["labels"]
+    labels = objects(job())["Pod"]["metadata"]["labels"]
     assert names.ATTEMPT not in labels, "neither a budget for evictions nor a failure of the attempt is about them"
 
 
@@ -194,14 +197,97 @@ def test_they_are_made_with_the_attempt_and_deleted_with_it() -> None:
     assert reason(found, "SandboxesReady") == "Ended"
 
 
-def test_those_that_have_served_are_deleted_together() -> None:
+def serve(found: World, count: int, **fields: Any) -> None:
+    """So many sandboxes start, are ready for a minute, and end."""
+    for pod in [each for each in found.sandboxes.values() if each.phase == "Pending"][:count]:
+        found.sandboxes[pod.name] = replace(pod, phase="Running", ready=True)
+    found.operate()
+    found.wait(60)
+    for pod in [each for each in found.sandboxes.values() if each.phase == "Running"]:
+        ended = {"phase": "Succeeded", "not_ready_since": found.now, **fields}
+        found.sandboxes[pod.name] = replace(pod, ready=False, **ended)
+    found.operate()
+
+
+def fail(found: World) -> None:
+    """All sandboxes that wait are killed for their memory as soon as they have begun."""
+    killed = ObservedContainer(name=names.SANDBOX, exit_code=137, ended_reason="OOMKilled")
+    for pod in [each for each in found.sandboxes.values() if each.phase == "Pending"]:
+        times = {"created": found.now, "not_ready_since": found.now}
+        found.sandboxes[pod.name] = replace(pod, phase="Failed", containers=(killed,), **times)
+
+
+def living(found: World) -> list[str]:
+    return sorted(pod.name for pod in found.sandboxes.values() if pod.phase in ("Pending", "Running"))
+
+
+def test_pods_that_are_kept_for_debugging_keep_none() -> None:
     found = world()
-    for count in range(3):
-        change(found, phase="Succeeded")
-        found.make_sandboxes(SANDBOX, 3)
-        found.settle()
-        phases = Counter(each.phase for each in found.sandboxes.values())
-        assert phases == {"Pending": 3, **({"Succeeded": count + 1} if count < 2 else {})}
+    found.edit(runPolicy={"keepPodsOnFailure": True, "backoffLimit": 0})
+    found.train(3)
+    found.end(1, "a mistake")
+    found.ray_tells()
+    found.settle()
+    found.wait(60)
+    found.settle()
+    assert (found.phase, reason(found, "ClusterReady")) == ("Failed", "Kept")
+    assert found.pods
+    assert not found.sandboxes
+
+
+def test_each_serves_once_and_is_replaced_at_once() -> None:
+    found = world()
+    for count in range(1, 4):
+        serve(found, 1, **({"phase": "Failed", "reason": "DeadlineExceeded"} if count == 2 else {}))
+        assert living(found) == [f"{SANDBOX}-{number + count}" for number in range(1, 4)]
+        assert len(found.sandboxes) == 3, "those that have served are deleted"
+
+
+def test_the_policy_is_there_before_a_pod() -> None:
+    found = world()
+    found.sandboxes.clear()
+    plan = found.operate()
+    assert plan
+    kinds = [each.manifest["kind"] for each in plan.actions if isinstance(each, Create)]
+    assert kinds == ["ConfigMap", "NetworkPolicy", "Service", *["Pod"] * 3]
+
+
+def test_those_that_fail_at_once_are_replaced_soon_and_told() -> None:
+    found = world()
+    made = 0
+    for _ in range(10):
+        fail(found)
+        while not living(found):
+            found.operate()
+            assert reason(found, "SandboxesReady") == "SandboxesFail"
+            found.wait(1)
+        made += 3
+        assert (found.now - START).total_seconds() <= made / 3 * 11, "one fails as soon as another"
+    assert made / ((found.now - START).total_seconds() / 60) <= 7 * 3, "the API server is spared"
+    assert "OOMKilled, exit code 137" in message(found, "SandboxesReady")
+    assert [each.kind for each in found.events if each.reason == "SandboxesFail"] == ["Warning"]
+    assert len(found.sandboxes) <= 6
+    serve(found, 1)
+    assert reason(found, "SandboxesReady") == "Starting"
+
+
+def test_one_that_is_ready_for_a_moment_is_no_sign_of_health() -> None:
+    found = world()
+    change(found, phase="Running", ready=True)
+    found.settle()
+    assert reason(found, "SandboxesReady") == "SandboxesRun"
+    serve(found, 1)
+    fail(found)
+    found.operate()
+    found.wait(11)
+    found.operate()
+    assert reason(found, "SandboxesReady") == "SandboxesFail"
+    change(found, phase="Running", ready=True, created=found.now)
+    found.operate()
+    assert reason(found, "SandboxesReady") == "SandboxesFail"
+    found.wait(11)
+    found.operate()
+    assert reason(found, "SandboxesReady") == "SandboxesRun"
 
 
 def test_a_failed_sandbox_fails_no_attempt() -> None:
@@ -209,10 +295,11 @@ def test_a_failed_sandbox_fails_no_attempt() -> None:
     found.train(3)
     for _ in range(3):
         change(found, phase="Failed", reason="Evicted", disruption="EvictionByEvictionAPI")
-        found.make_sandboxes(SANDBOX, 3)
         found.settle()
+        found.wait(11)
+    found.settle()
     assert (found.phase, found.made) == ("Running", ["job-a1"])
-    assert len(found.sandboxes) == 3
+    assert len(living(found)) == 3
 
 
 def test_they_are_made_again_if_somebody_deletes_them() -> None:
@@ -250,11 +337,13 @@ def test_it_is_told_why_they_do_not_start(lack: str) -> None:
     assert found.phase == "Initializing", "training does not wait for them"
 
 
-def test_a_quota_without_room_for_any_is_told() -> None:
+def test_a_refused_pod_is_told() -> None:
     found = world()
-    found.complaint = "exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3"
+    why = f"Pod {SANDBOX}-1 was refused: exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3"
     found.sandboxes.clear()
-    found.make_sandboxes = lambda *_: None  # type: ignore[method-assign]
+    found.refused = Refusal(reason="CreateRefused", message=why)
     found.operate()
-    assert reason(found, "SandboxesReady") == "SandboxesWait"
-    assert found.complaint in message(found, "SandboxesReady")
+    assert (reason(found, "SandboxesReady"), message(found, "SandboxesReady")) == ("SandboxesWait", why)
+    found.refused = None
+    found.settle()
+    assert len(living(found)) == 3

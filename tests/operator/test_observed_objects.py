@@ -124,9 +124,17 @@ def test_a_kubelet_gives_a_reason_the_control_plane_none(reason: dict[str, str],
     assert (node.ready, node.not_ready_since) == (False, since)
 
 
-@pytest.mark.parametrize(("role", "kept"), [(names.READER, "m" * 4096), (names.WORKER, "")])
-def test_the_last_words_of_a_reader_are_kept_and_no_others(role: str, kept: str) -> None:
-    ended = {"exitCode": 0, "reason": "Completed", "message": "m" * 5000}
+@pytest.mark.parametrize(
+    ("role", "reason", "kept"),
+    [
+        (names.READER, "Completed", "m" * 4096),
+        (names.WORKER, "Completed", ""),
+        (names.SANDBOX, "Error", ""),  # code of the model may have written them
+        (names.SANDBOX, "StartError", "m" * 4096),
+    ],
+)
+def test_last_words_are_kept_unless_others_may_write_them(role: str, reason: str, kept: str) -> None:
+    ended = {"exitCode": 0, "reason": reason, "message": "m" * 5000}
     document = pod(phase="Succeeded", containerStatuses=[{"name": "main", "state": {"terminated": ended}}])
     document["metadata"]["labels"][names.ROLE] = role
     (container,) = parse.pod(document).containers

@@ -428,6 +428,18 @@ def test_head_pods_are_polled_and_news_brings_a_pass() -> None:
     run(world, nothing_to_do, test, status_interval_seconds=0.05)
 
 
+def test_a_head_pod_is_polled_although_every_pass_is_refused() -> None:
+    world = World("a")
+    world.heads = {"a"}
+    world.failures["a"] = [RefusedError(Refusal(reason="CreateRefused", message="exceeded quota"))] * 1000
+
+    async def test(_: Reconciler) -> None:
+        await until(lambda: world.polls)
+        assert not world.applied
+
+    run(world, nothing_to_do, test, status_interval_seconds=0.05)
+
+
 def test_a_watch_that_began_anew_is_mended_by_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciler_module, "RELIST_DELAY_SECONDS", 0.05)
     world = World("a")

@@ -78,10 +78,10 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
   verbs: [get, patch]  # the size of elastic pools
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, delete]  # delete: pods whose node is gone, and sandboxes that have served
+  verbs: [get, list, watch, create, delete]  # create: sandboxes. delete: also pods whose node is gone
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, create]  # they read the shapes of models, and keep sandboxes
+  verbs: [get, create]  # they read the shapes of models
 - apiGroups: [""]
   resources: [configmaps, services]  # services: of sandboxes
   verbs: [get, create]

@@ -14,7 +14,7 @@ from rlhf_operator.cluster.resources import CLAIMS, CREATED, JOBS, PODS, RAYCLUS
 from rlhf_operator.resources import identity
 from rlhf_operator.snapshot import Document, ObservedJob, Refusal, Snapshot
 
-CACHED: Final[dict[str, KindName]] = {"rayjobs": "rayjobs", "persistentvolumeclaims": "claims"}
+CACHED: Final[dict[str, KindName]] = {"rayjobs": "rayjobs", "persistentvolumeclaims": "claims", "pods": "pods"}
 """Name of the cache's table by plural name of the kind, for kinds that the operator both creates and watches."""
 DELETED: Final[dict[str, tuple[Resource, dict[str, Any]]]] = {
     # Foreground: so the pods end even where KubeRay is down, and the RayJob stays until they are gone.

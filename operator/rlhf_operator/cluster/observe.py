@@ -259,8 +259,6 @@ def _without_pods(snapshot: Snapshot) -> dict[str, str]:
     mapped = conditions.found(job.status.conditions, "Mapped")
     if mapped is not None and mapped.reason in conditions.READING and not snapshot.readers:
         return {"Job": f"{job.name}-shapes-.*"}
-    if rayjob is not None and conditions.holds(job.status.conditions, "ClusterReady") and not snapshot.sandboxes:
-        return {"Job": names.sandboxes_name(rayjob.name)} if job.spec.get("sandbox") else {}
     is_starting = rayjob is not None and rayjob.deployment_status == "Initializing" and not rayjob.deleting
     if rayjob is None or not is_starting or any(pod.attempt == rayjob.attempt for pod in snapshot.pods):
         return {}

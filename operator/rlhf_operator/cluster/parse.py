@@ -25,6 +25,7 @@ MAX_ATTEMPT_DIGITS: Final = 6
 MAX_INTEGER: Final = 2**63 - 1  # that the API server accepts
 MAX_SECONDS: Final = 10**7
 MAX_TERMINATION_MESSAGE: Final = 4096  # bytes that a kubelet keeps
+NEVER_RAN: Final = ("StartError", "ContainerCannotRun")  # reasons of a container whose command could not be started
 
 
 def status(document: object) -> Status:
@@ -233,21 +234,22 @@ def _requesting_fields(document: Document) -> dict[str, Any]:
 
 
 def _containers(document: Document) -> Iterator[snapshot.ObservedContainer]:
-    is_reader = raw.text(document, "metadata", "labels", names.ROLE) == names.READER
+    role = raw.text(document, "metadata", "labels", names.ROLE)
     for part in ("initContainerStatuses", "containerStatuses"):
         for each in raw.entries(document, "status", part):
             # A container that waits to be started again has ended before.
             state = "lastState" if raw.mapping(each, "state", "waiting") else "state"
             ended = raw.mapping(each, "state", "terminated") or raw.mapping(each, state, "terminated")
-            name = raw.text(each, "name")
-            speaks = is_reader or name == names.FOLDER_CONTAINER
+            name, reason = raw.text(each, "name"), raw.text(ended, "reason")
+            never_ran = role == names.SANDBOX and reason in NEVER_RAN  # else its code may have written the message
+            speaks = role == names.READER or name == names.FOLDER_CONTAINER or never_ran
             yield snapshot.ObservedContainer(
                 name=name,
                 running=bool(raw.mapping(each, "state", "running")),
                 waiting_reason=raw.text(each, "state", "waiting", "reason"),
                 waiting_message=raw.text(each, "state", "waiting", "message"),
                 exit_code=raw.number(ended, "exitCode"),
-                ended_reason=raw.text(ended, "reason"),
+                ended_reason=reason,
                 last_words=raw.text(ended, "message")[:MAX_TERMINATION_MESSAGE] if speaks else "",
             )
 

@@ -46,7 +46,7 @@ LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 CREATED: Final = {
     (each.api_version, each.kind): each
-    for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, BUDGETS, POD_JOBS, SERVICES)
+    for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, BUDGETS, POD_JOBS, PODS, SERVICES)
 }
 """Kinds that a plan may create, by (apiVersion, kind)."""
 

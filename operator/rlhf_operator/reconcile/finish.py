@@ -13,7 +13,7 @@ from rlhf_operator.actions import Delete
 from rlhf_operator.evidence import CLASSES
 from rlhf_operator.failure import action_on
 from rlhf_operator.placement.capacity import counted
-from rlhf_operator.reconcile import attempt_status, cleanup
+from rlhf_operator.reconcile import attempt_status, cleanup, sandboxes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.giving import GivenRoom
 from rlhf_operator.resources import storage
@@ -31,7 +31,9 @@ MAX_BACKOFF_SECONDS: Final = 300.0
 
 def clean_up(ctx: ReconcileContext) -> None:
     """Delete an ended job's RayJobs and pods, unless kept for debugging, and the job itself after its time to live."""
-    is_clear = cleanup.is_kept(ctx) or cleanup.clear(ctx)
+    if is_kept := cleanup.is_kept(ctx):
+        sandboxes.delete(ctx, ctx.snapshot.sandboxes)
+    is_clear = is_kept or cleanup.clear(ctx)
     ended, ttl = parsed(ctx.status.completion_time), ctx.policy.ttl_seconds_after_finished
     if is_clear and ended is not None and ttl is not None and not ctx.must_wait(ttl - ctx.age(ended)):
         ctx.require_live("the job's time to live is over")

@@ -70,8 +70,8 @@ def _go_on(ctx: ReconcileContext) -> None:
     attempt_status.set_cluster_ready(ctx)
     _name_deadline(ctx)
     attempt_status.set_training(ctx)
-    sandboxes.keep(ctx)
     elastic.resize(ctx)
+    sandboxes.keep(ctx)  # last: actions that follow a refused pod are not done
     left = finish.fail_if_too_late(ctx, finish.active_seconds(ctx))
     if left is None or ctx.must_wait(left):
         _review_placement(ctx)

@@ -107,8 +107,7 @@ def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Ma
     selector: dict[str, Any] = {"matchLabels": {names.JOB_UID: job.uid, names.ATTEMPT: str(rayjob.attempt)}}
     if job.status.mapping and (pool := job.status.mapping.elastic_pool):
         selector["matchExpressions"] = [{"key": names.POOL, "operator": "NotIn", "values": [pool.name]}]
-    owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": rayjob.name, "uid": rayjob.uid, "controller": True}
-    metadata = {**identity.metadata(job, rayjob.name, attempt=rayjob.attempt), "ownerReferences": [owner]}
+    metadata = identity.metadata(job, rayjob.name, attempt=rayjob.attempt, rayjob=rayjob)
     # maxUnavailable would need controllers that can be scaled.
     spec = {"selector": selector, "minAvailable": pods, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
     return identity.document("policy/v1", "PodDisruptionBudget", metadata, spec=spec)

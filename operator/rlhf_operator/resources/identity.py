@@ -8,20 +8,23 @@ from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.spec.runtime import Runtime
 from rlhf_operator import names
 from rlhf_operator.resources.fixed import fixed_part
-from rlhf_operator.snapshot import ObservedJob
+from rlhf_operator.snapshot import ObservedJob, ObservedRayJob
 
 TRACKING = r"argocd\.argoproj\.io/.*|helm\.sh/.*|(helm|kustomize)\.toolkit\.fluxcd\.io/.*|app\.kubernetes\.io/instance"
 NOT_COPIED = re.compile(f"{OWN_LABEL.pattern}|{TRACKING}")
 """Labels that objects do not get from their job: the operator's, and tracking labels of Argo CD, Flux and Helm."""
 
 
-def metadata(job: ObservedJob, name: str, *, attempt: int | None = None) -> dict[str, Any]:
-    """Metadata of an object that the job owns. attempt: set for objects that are created for each attempt."""
+def metadata(
+    job: ObservedJob, name: str, *, attempt: int | None = None, rayjob: ObservedRayJob | None = None
+) -> dict[str, Any]:
+    """Metadata of an object that the job owns, or its RayJob if it is given. attempt: set for objects of an attempt."""
+    ray = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": rayjob.name, "uid": rayjob.uid} if rayjob else None
     return {
         "name": name,
         "namespace": job.namespace,
         "labels": labels(job, attempt),
-        "ownerReferences": [{**owner(job), "controller": True}],
+        "ownerReferences": [{**(ray or owner(job)), "controller": True}],
     }
 
 

@@ -1,10 +1,9 @@
 """Manifests of an attempt's sandboxes: pods that run code of the model, each for one response or episode.
 
-A Job keeps `warm` pods. A pod serves the first request of the trainer and ends, and the Job makes another one. All
-objects are owned by the attempt's RayJob, so they go with it.
+A pod serves the first request of the trainer and ends; `reconcile.sandboxes` replaces it. No Job does, because it would
+wait up to ten minutes after pods that failed. All objects are owned by the attempt's RayJob, so they go with it.
 """
 
-from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
@@ -25,46 +24,45 @@ from rlhf_operator.snapshot import ObservedJob, ObservedRayJob
 PROGRAM: Final = Path(sandbox_server.__file__)
 PROGRAM_FOLDER: Final = "/rlhf/sandbox"
 IDLE_SECONDS: Final = 3600
-"""Seconds for which a pod waits for a request, after which the Job replaces it."""
+"""Seconds for which a pod waits for a request, after which it is replaced."""
 MARGIN_SECONDS: Final = 60
 """Seconds after the program's own time limit until the kubelet ends the pod."""
 DISK: Final = "64Mi"
 """Most bytes of a pod on the disk of its node, which are its logs: its files are in memory."""
 PLACING_FIELDS: Final = ("affinity", "nodeSelector", "priorityClassName", "schedulerName", "tolerations")
 """Fields of the head's pod template that sandboxes take over, so that they go where the head may."""
-DNS: Final[Mapping[str, Any]] = {
-    "to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
-    "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
-}
-"""Rule of egress to the cluster's DNS."""
+DNS_PORTS: Final = tuple({"port": port, "protocol": each} for port in (53, 5353) for each in ("UDP", "TCP"))
+"""Ports of pods that serve DNS; 5353 is OpenShift's."""
 
 
-def manifests(seen: ObservedJob, rayjob: ObservedRayJob, job: Job, settings: Settings) -> tuple[Manifest, ...]:
-    """Return the objects of an attempt's sandboxes in the order of their creation; none if the job asks for none."""
+def manifests(
+    seen: ObservedJob, rayjob: ObservedRayJob, job: Job, settings: Settings, numbers: range
+) -> tuple[Manifest, ...]:
+    """Return the objects of an attempt's sandboxes in the order of their creation, with the pods of these numbers."""
     if (sandbox := job.spec.sandbox) is None:
         return ()
     name, selector = names.sandboxes_name(rayjob.name), {names.JOB_UID: seen.uid, names.ROLE: names.SANDBOX}
-    owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": rayjob.name, "uid": rayjob.uid, "controller": True}
-    metadata = {**identity.metadata(seen, name), "ownerReferences": [owner]}
-    labels = identity.labels(seen) | {names.ROLE: names.SANDBOX}
-    template = {"metadata": {"labels": labels}, "spec": pod(job, sandbox, settings, program=name)}
+    metadata = identity.metadata(seen, name, rayjob=rayjob)
     port = {"port": names.SANDBOX_PORT, "protocol": "TCP"}
-    jobs_spec = {**fixed_part("sandbox_job"), "parallelism": sandbox.warm, "template": template}
     workers = {"podSelector": {"matchLabels": {names.JOB_UID: seen.uid, names.ROLE: names.WORKER}}}
     on_host = settings.pod_of(job.spec.runtime, names.WORKER).host_network  # then they have addresses of nodes
     rule = {"ports": [port], **({} if on_host else {"from": [workers]})}
     public = [{"ipBlock": {"cidr": each, "except": closed}} for each, closed in fixed_part("closed_networks").items()]
+    dns = [{"to": list(peers), "ports": list(DNS_PORTS)}] if (peers := settings.sandbox_dns) else []
     policy = {
         "podSelector": {"matchLabels": selector},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [rule],
-        "egress": [{"to": public}, DNS] if sandbox.network == "Egress" else [],
+        "egress": [{"to": public}, *dns] if sandbox.network == "Egress" else [],
     }
+    labels = {"labels": identity.labels(seen) | {names.ROLE: names.SANDBOX}}
+    of_pod = metadata | labels | {"annotations": fixed_part("left_to_autoscalers")}
+    spec = pod(job, sandbox, settings, program=name)
     return (
         identity.document("v1", "ConfigMap", metadata, immutable=True, data={PROGRAM.name: PROGRAM.read_text()}),
         identity.document("networking.k8s.io/v1", "NetworkPolicy", metadata, spec=policy),
         identity.document("v1", "Service", metadata, spec={"selector": selector, "ports": [port]}),
-        identity.document("batch/v1", "Job", metadata, spec=jobs_spec),
+        *(identity.document("v1", "Pod", {**of_pod, "name": f"{name}-{number}"}, spec=spec) for number in numbers),
     )
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_operator import names
 from tests.cluster import chart
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
-from tests.cluster.lifecycle import SECONDS
+from tests.cluster.lifecycle import PODS, SECONDS
 from tests.cluster.stage import Lives, has_failed_once, small_job, stage
+from tests.operator.rendered import changed
 
 ALL_JOBS = "/apis/rlhf.hybridflow.io/v1alpha1/rlhfjobs"
 NO_PODS = ("--set", "replicaCount=0", "--set", "rbac.aggregate=false")
@@ -48,6 +50,7 @@ def test_a_whole_life_needs_only_the_charts_rights(
         lives.apply(small_job("whole", namespace, ttlSecondsAfterFinished=600), small_job("suspended", namespace))
         assert has_failed_once(lives.through_a_failure("whole"))
         suspend_and_resume(lives, "suspended")
+        sandboxes_are_replaced(lives)
         lives.apply(small_job("short", namespace, ttlSecondsAfterFinished=0))
         lives.train("short")
         lives.kubelets.trainer("short").succeeds(1)
@@ -58,6 +61,33 @@ def test_a_whole_life_needs_only_the_charts_rights(
         refused = [line for line in (process.get("/metrics") or "").splitlines() if 'code="403"' in line]
         assert refused == []
         assert "forbidden" not in process.log().lower()
+
+
+def sandboxes_are_replaced(lives: Lives) -> None:
+    """Two sandboxes run; one serves, and another one follows; all go with the attempt."""
+    server, namespace = lives.jobs.server, lives.jobs.namespace
+    job = small_job("sandboxed", namespace)
+    spec = changed("calculator-grpo", {}).model_dump(mode="json", by_alias=True, exclude_none=True)["spec"]
+    actor = {**spec["models"]["actor"], "uri": job["spec"]["models"]["actor"]["uri"]}
+    sandbox = {"warm": 2, "cpu": "10m", "memory": "64Mi"}
+    job["spec"] = {**job["spec"], **spec, "models": {**spec["models"], "actor": actor}, "sandbox": sandbox}
+    job["spec"]["resources"] = {"device": "CPU", "nodes": 1, "slotsPerNode": 2}
+    lives.apply(job)
+
+    def running() -> set[str]:
+        selector = f"?labelSelector={names.ROLE}={names.SANDBOX}"
+        pods = server.items(PODS.format(namespace) + selector)
+        return {each["metadata"]["name"] for each in pods if each["status"]["phase"] == "Running"}
+
+    def run(*numbers: int) -> None:
+        expected = {f"sandboxed-a1-sandbox-{number}" for number in numbers}
+        server.until(lambda: running() == expected, SECONDS, f"sandboxes {numbers} run")
+
+    run(1, 2)
+    server.end_pod(namespace, "sandboxed-a1-sandbox-1", 0)
+    run(2, 3)
+    lives.jobs.patch("sandboxed", {"spec": {"suspend": True}})
+    lives.wait_until_clear("sandboxed")
 
 
 def test_gpus_that_another_pod_holds_are_seen(rlhf_server: Cluster, namespace: str, tmp_path: Path) -> None:

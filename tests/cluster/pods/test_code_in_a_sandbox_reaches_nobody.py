@@ -33,7 +33,8 @@ def played(pods_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def staged(played: Cluster) -> Iterator[Stage]:
     for namespace in fresh_namespace(played):
-        yield stage(played, namespace)
+        with stage(played, namespace) as found:
+            yield found
 
 
 def attacked(staged: Stage, **sandbox: Any) -> tuple[Report, Report]:
@@ -139,9 +140,20 @@ def test_a_pod_with_too_little_memory_is_lost_and_replaced(staged: Stage) -> Non
     assert staged.run(["echo", "hello"])[0][0]["output"] == "hello\n"
 
 
+def test_when_all_fail_again_and_again_others_are_there_soon(staged: Stage) -> None:
+    staged.make(warm=4)
+    for _ in range(3):  # A Job would now wait for ten minutes.
+        for pod in staged.pods("Running"):
+            golden_path.kill_pod(pod)
+        staged.cluster.until(lambda: len(staged.pods("Running")) < 4, 30, "they have failed")
+        staged.wait(4)
+    assert staged.run(["echo", "hello"])[0][0]["output"] == "hello\n"
+
+
 def test_they_go_with_their_rayjob(staged: Stage) -> None:
     staged.make(warm=2)
     rayjob = f"/apis/ray.io/v1/namespaces/{staged.namespace}/rayjobs/{staged.rayjob.name}"
+    staged.is_over.set()
     staged.cluster.expect("DELETE", rayjob)
     staged.cluster.until(lambda: not staged.pods(), 60, "no sandbox is left")
     for kind in ("services", "configmaps"):
