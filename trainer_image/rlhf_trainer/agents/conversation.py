@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from typing import Any
 
-from rlhf_trainer.agents.openai_format import Answer, RefusalError, Request, answer_message
+from rlhf_trainer.agents.openai_format import Answer, RefusalError, Request, answer_message, refusing, texts_in
 from rlhf_trainer.chat import ASSISTANT, ChatMessage, name_of, read_message
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.generation.vllm_engine import Response
+
+CHARACTERS = 16
+"""Most characters of a request for each token that an episode may have."""
 
 
 @dataclass
@@ -102,8 +105,12 @@ class Call:
 
 def _content(message: ChatMessage) -> tuple[Any, ...]:
     """Return what two messages with the same text and calls have in common; clients change the rest."""
-    calls = [call.get("function", call) for call in message.get("tool_calls", ())]
-    return message["role"], message["content"].strip(), [(name_of(each), each.get("arguments")) for each in calls]
+    calls = message.get("tool_calls", ())
+    return (
+        message["role"],
+        message["content"].strip(),
+        [(name_of(each), each.get("function", each).get("arguments")) for each in calls],
+    )
 
 
 class Conversation:
@@ -136,10 +143,9 @@ class Conversation:
         """Return the call of a request, with its prompt's ids. RefusalError beyond a limit, or for a bad prompt."""
         if len(self._calls) == self._most_calls:
             raise self._limited(f"the episode has had its {self._most_calls} calls (rollout.maxTurns)")
-        try:
+        with refusing():
+            self._require_short(request)
             ids = self._ids(request)
-        except DataError as error:
-            raise RefusalError(400, f"the request {error}") from error
         if not ids:
             raise RefusalError(400, "the request has a prompt without tokens")
         if not self.tree.tokens and len(ids) > self._most_prompt:
@@ -197,6 +203,13 @@ class Conversation:
             written=tree.written[first:],
             parents=tree.parents[first:],
         )
+
+    def _require_short(self, request: Request) -> None:
+        """Raise RefusalError for a request that is too long to be worth its encoding."""
+        most = CHARACTERS * (self._most_prompt + self._most)
+        if sum(map(len, texts_in([request.prompt, request.tools]))) > most:
+            limits = "data.maxPromptTokens and data.maxResponseTokens"
+            raise self._limited(f"the request has more than {most} characters, {CHARACTERS} for each token of {limits}")
 
     @property
     def _room(self) -> int:

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from uuid import uuid4
 
 from rlhf_trainer.chat import ASSISTANT, BadValueError, ChatMessage, kind_of, read_message, read_tools, require
 from rlhf_trainer.environments.tools import CALL
+from rlhf_trainer.errors import DataError
 
 MODEL = "policy"
 """Name of the model that is trained, for requests."""
@@ -30,7 +32,8 @@ NEUTRAL: Mapping[str, object] = {
     "parallel_tool_calls": True,
 }
 """Parameter of a request that is ignored -> its value that changes nothing, besides null."""
-MAX_STOPS = 16
+MAX_STOPS, MAX_NESTING = 16, 64
+"""Most texts of `stop`, and most levels of mappings and lists in messages, tools and arguments of calls."""
 
 
 class RefusalError(Exception):
@@ -75,6 +78,31 @@ class Answer:
     log_probs: Sequence[float]
 
 
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn any error of the block into a RefusalError: a program's request fails alone, whatever is in it."""
+    try:
+        yield
+    except RefusalError:
+        raise
+    except (BadValueError, DataError) as error:
+        raise RefusalError(400, f"the request {error}") from error
+    except Exception as error:
+        raise RefusalError(400, f"the request cannot be read: {type(error).__name__}") from error
+
+
+def texts_in(value: object) -> list[str]:
+    """Return the keys and texts of a JSON value; BadValueError if it has more than MAX_NESTING levels."""
+    texts, level = list[str](), [value]
+    for _ in range(MAX_NESTING):
+        texts += [each for each in level if isinstance(each, str)]
+        inner = ([*each, *each.values()] if isinstance(each, dict) else each for each in level)
+        level = [value for values in inner if isinstance(values, list) for value in values]
+    require(not level, f"is nested more than {MAX_NESTING} deep")
+    return texts
+
+
+@refusing()
 def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Mapping[str, object]) -> Request:
     """Return what a request asks for; RefusalError for what the proxy does not do.
 
@@ -83,22 +111,19 @@ def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Ma
     if body.get("model") not in (MODEL, model):
         raise RefusalError(404, f"there is no model {body.get('model')!r:.80}, expected {MODEL!r}")
     own = {**NEUTRAL, **sampling}
-    try:
-        for name, only in ONLY.items():
-            require(body.get(name) in (None, only), f"has {name} {body.get(name)!r:.60}, expected {only!r}")
-        log_probs = body.get("logprobs")
-        require(log_probs in (None, 0, 1), "asks for log-probabilities of other tokens than the answer's")
-        return Request(
-            prompt=_messages(body.get("messages")) if path == CHAT else _text(body.get("prompt")),
-            tools=read_tools(body.get("tools")),
-            max_tokens=_max_tokens(body),
-            stop=_stops(body.get("stop")),
-            streams=bool(body.get("stream")),
-            has_log_probs=log_probs is not None and log_probs is not False,
-            ignored=[name for name, value in body.items() if name not in KNOWN and value not in (None, own.get(name))],
-        )
-    except (BadValueError, RecursionError) as error:
-        raise RefusalError(400, f"the request {error}") from error
+    for name, only in ONLY.items():
+        require(body.get(name) in (None, only), f"has {name} {body.get(name)!r:.60}, expected {only!r}")
+    log_probs = body.get("logprobs")
+    require(log_probs in (None, 0, 1), "asks for log-probabilities of other tokens than the answer's")
+    return Request(
+        prompt=_messages(body.get("messages")) if path == CHAT else _text(body.get("prompt")),
+        tools=read_tools(body.get("tools")),
+        max_tokens=_max_tokens(body),
+        stop=_stops(body.get("stop")),
+        streams=bool(body.get("stream")),
+        has_log_probs=log_probs is not None and log_probs is not False,
+        ignored=[name for name, value in body.items() if name not in KNOWN and value not in (None, own.get(name))],
+    )
 
 
 def _messages(given: Any) -> list[ChatMessage]:
@@ -132,8 +157,9 @@ def answer_message(text: str, *, may_call: bool) -> ChatMessage:
     for each in CALL.findall(text) if may_call else ():
         try:
             call = json.loads(each)
+            texts_in(call)  # a call that is nested too deep for a request is text
             function = {"name": str(call["name"]), "arguments": json.dumps(call.get("arguments") or {})}
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        except (BadValueError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
             return {"role": ASSISTANT, "content": text}
         calls.append({"index": len(calls), "id": f"call_{uuid4().hex}", "type": "function", "function": function})
     if not calls:

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.agents.conversation import Call, Conversation
-from rlhf_trainer.agents.openai_format import MODEL, REWARD, RefusalError, object_of, read_request
+from rlhf_trainer.agents.openai_format import MODEL, REWARD, RefusalError, object_of, read_request, refusing
 from rlhf_trainer.agents.proxy import HOST, Posted, Proxy
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
@@ -151,8 +151,9 @@ class Stage:
         program.facts["waiting_seconds"] += begun - posted.arrived
         program.facts["model_seconds"] += time.monotonic() - begun
         try:
-            answer = program.conversation.end(call, response)
-            posted.reply(object_of(call.request, answer), streams=call.request.streams)
+            with refusing():
+                answer = object_of(call.request, program.conversation.end(call, response))
+            posted.reply(answer, streams=call.request.streams)
         except RefusalError as refusal:
             self._refuse(program, posted, refusal)
         self._forget(number)
