@@ -43,7 +43,7 @@ ASSISTANT, DEEP = {"role": "assistant", "content": ""}, "[" * 600 + "]" * 600
 @pytest.fixture(scope="module")
 def encoder() -> TurnEncoder:
     tokenizer = AutoTokenizer.from_pretrained(str(EXAMPLE_MODEL))
-    tokenizer.chat_template = TEMPLATE.replace(
+    tokenizer.chat_template = TEMPLATE.replace("{{ m.content }}", "{{ m.content }}{{ (m.tool_calls or []) | tojson }}")
         "{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
     )
     return TurnEncoder(tokenizer, chat_template="Never")
@@ -57,7 +57,6 @@ def send(talk: Conversation, path: str, **body: Any) -> str:
         answer = Response(tokens=[5, 6, 2], log_probs=[-1.0] * 3, finished=True, versions=[1] * 3)
         json.dumps(object_of(call.request, talk.end(call, answer)))
     except RefusalError as refusal:
-        assert str(refusal).encode(errors="backslashreplace")
         return str(refusal)
     return "answered"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.workers.agents import Played
+from rlhf_trainer.workers.agents import EndedEpisode
 from rlhf_trainer.workers.samples import sample_of, turns_of
 from tests.trainer.agents.stage import PROMPT, Troupe, answers_on_branches
 from tests.trainer.environments.scripted import END
@@ -42,16 +42,16 @@ def troupe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
 
 
 @pytest.fixture(scope="module")
-def episodes(troupe: Troupe) -> dict[str, Played]:
+def episodes(troupe: Troupe) -> dict[str, EndedEpisode]:
     """Of each behaviour, all of which were played beside each other, and one row of padding."""
     rows = [{"does": each, "patience": 1.0} for each in LEARNED]
     found = troupe.play(*rows, None)
-    assert found[-1] == Played(prompt=PROMPT)
+    assert found[-1] == EndedEpisode(prompt=PROMPT)
     return dict(zip(LEARNED, found[:-1], strict=True))
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_an_episode_has_the_programs_calls_and_reward(episodes: dict[str, Played], name: str) -> None:
+def test_an_episode_has_the_programs_calls_and_reward(episodes: dict[str, EndedEpisode], name: str) -> None:
     calls, branches, reward = LEARNED[name]
     played = episodes[name]
     assert played.failure == ""
@@ -61,11 +61,11 @@ def test_an_episode_has_the_programs_calls_and_reward(episodes: dict[str, Played
     assert played.response.written[-1]
 
 
-def test_every_id_is_what_the_engine_wrote(episodes: dict[str, Played], troupe: Troupe) -> None:
+def test_every_id_is_what_the_engine_wrote(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
     assert answers_on_branches(episodes.values(), troupe.engine.wrote) == len(troupe.engine.wrote)
 
 
-def test_rows_of_a_batch_are_trees(episodes: dict[str, Played], troupe: Troupe) -> None:
+def test_rows_of_a_batch_are_trees(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
     batch, names = troupe.batch, list(LEARNED)
     for row, played in enumerate(episodes.values()):
         size, start = int(batch["attention_mask"][row].sum()), len(played.prompt)
@@ -79,7 +79,7 @@ def test_rows_of_a_batch_are_trees(episodes: dict[str, Played], troupe: Troupe) 
     assert len({*batch["parents"][parallel].tolist()}) < int(batch["attention_mask"][parallel].sum())
 
 
-def test_what_is_scored_is_the_last_answer_on_its_branch(episodes: dict[str, Played], troupe: Troupe) -> None:
+def test_what_is_scored_is_the_last_answer_on_its_branch(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
     row = list(LEARNED).index("edited")
     sample = sample_of(troupe.batch, row, troupe.tokenizer)
     prompt, response = troupe.engine.wrote, episodes["edited"]
@@ -91,7 +91,7 @@ def test_what_is_scored_is_the_last_answer_on_its_branch(episodes: dict[str, Pla
     assert sample.response == troupe.tokenizer.decode(last[1].tokens, skip_special_tokens=True)
 
 
-def test_an_episode_is_kept_as_a_tree(episodes: dict[str, Played], troupe: Troupe) -> None:
+def test_an_episode_is_kept_as_a_tree(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
     turns = {name: turns_of(troupe.batch, row, troupe.tokenizer) for row, name in enumerate(LEARNED)}
     assert [each["after"] for each in turns["plain"]] == [-1, 0, 1]
     assert [each["written"] for each in turns["plain"]] == [True, False, True]
@@ -105,7 +105,7 @@ def test_an_episode_is_kept_as_a_tree(episodes: dict[str, Played], troupe: Troup
     assert facts["waiting_seconds"] > 0.0
 
 
-def test_counts_of_episodes_are_measured(episodes: dict[str, Played], troupe: Troupe) -> None:
+def test_counts_of_episodes_are_measured(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
     report = troupe.report
     assert report.sums["episodes/failed"] == 0
     assert report.sums["episodes/refused"] == 2, "the last calls of too_often and at_most"

@@ -73,7 +73,7 @@ class Tree:
 
 @dataclass
 class Call:
-    """Call of the model that is answered or has an answer."""
+    """Call of the model, under way or answered."""
 
     request: Request
     prompt: Ids
@@ -91,11 +91,14 @@ class Call:
     """Text of the request's `stop` that ended the answer and is not shown."""
 
     def rest_of(self, request: Request) -> list[ChatMessage] | str:
-        """Return what a request adds to this call with its answer; nothing if it does not go on from there."""
+        """Return the messages or text that a request appends to this call and its answer.
+
+        Empty if the request does not continue them.
+        """
         mine, prompt, answer = self.request.prompt, request.prompt, self.answer
         if answer and isinstance(mine, str) and isinstance(prompt, str):
-            before = mine + answer["content"]
-            return prompt[len(before) :].removeprefix(self.stop) if prompt.startswith(before) else ""
+            before = mine + answer["content"] + self.stop
+            return prompt[len(before) :] if prompt.startswith(before) else ""
         if not answer or isinstance(mine, str) or isinstance(prompt, str) or request.tools != self.request.tools:
             return ""
         rest = prompt[len(mine) + 1 :]
@@ -104,13 +107,13 @@ class Call:
 
 
 def _content(message: ChatMessage) -> tuple[Any, ...]:
-    """Return what two messages with the same text and calls have in common; clients change the rest."""
+    """Return (role, text, tool calls) of a message.
+
+    An echoed answer is recognised by these; clients may change the rest.
+    """
     calls = message.get("tool_calls", ())
-    return (
-        message["role"],
-        message["content"].strip(),
-        [(name_of(each), each.get("function", each).get("arguments")) for each in calls],
-    )
+    called = [(name_of(each), each.get("function", each).get("arguments")) for each in calls]
+    return message["role"], message["content"].strip(), called
 
 
 class Conversation:
@@ -136,7 +139,7 @@ class Conversation:
 
     @property
     def prompt(self) -> Ids:
-        """Token ids of the first call's prompt; after `response` that of the first call with an answer."""
+        """Token ids of the first call's prompt; after `finish` that of the first call with an answer."""
         return self.tree.tokens[: self._first]
 
     def begin(self, request: Request) -> Call:
@@ -185,11 +188,12 @@ class Conversation:
             message=message,
             reason="stop" if is_stopped else "length",
             prompt_tokens=len(call.prompt),
-            pieces=self._encoder.pieces(tokens),
+            written_tokens=len(tokens),
+            pieces=self._encoder.pieces(tokens) if call.request.has_log_probs else (),
             log_probs=response.log_probs[: len(tokens)],
         )
 
-    def response(self, *, finished: bool) -> Response:
+    def finish(self, *, finished: bool) -> Response:
         """Return the tree's tokens after `prompt` as a response; the conversation is over."""
         tree = self.tree
         tree.prune()
@@ -217,7 +221,7 @@ class Conversation:
         return self._most - (len(self.tree.tokens) - self._first)
 
     def _ids(self, request: Request) -> Ids:
-        """Return the ids of a request's prompt, which may go on from an earlier call: the longest."""
+        """Return the ids of a request's prompt. The longest earlier call that it continues keeps its ids."""
         found = [(call, rest) for call in reversed(self._calls) if (rest := call.rest_of(request))]
         if found:
             call, rest = min(found, key=lambda each: len(each[1]))

@@ -73,8 +73,9 @@ class Answer:
     """The answer as a message; with completions its content is the text."""
     reason: Literal["stop", "length"]
     prompt_tokens: int
+    written_tokens: int
     pieces: Sequence[str]
-    """Text of each token of the answer."""
+    """Text of each token of the answer; empty if the request does not ask for log-probabilities."""
     log_probs: Sequence[float]
 
 
@@ -169,10 +170,10 @@ def answer_message(text: str, *, may_call: bool) -> ChatMessage:
 
 def object_of(request: Request, answer: Answer) -> dict[str, Any]:
     """Return the JSON object of an answer; that of a request for a stream is the only event before its end."""
-    is_chat, written = not isinstance(request.prompt, str), len(answer.pieces)
+    is_chat = not isinstance(request.prompt, str)
     kind = f"chat.completion{'.chunk' * request.streams}" if is_chat else "text_completion"
     name = "delta" if request.streams else "message"
-    said = {name: answer.message} if is_chat else {"text": answer.message["content"]}
+    content = {name: answer.message} if is_chat else {"text": answer.message["content"]}
     log_probs = (_log_probs if is_chat else _log_probs_of_text)(answer) if request.has_log_probs else None
     is_call = "tool_calls" in answer.message and answer.reason == "stop"
     reason = "tool_calls" if is_call else answer.reason
@@ -181,11 +182,11 @@ def object_of(request: Request, answer: Answer) -> dict[str, Any]:
         "object": kind,
         "created": int(time.time()),
         "model": MODEL,
-        "choices": [{"index": 0, **said, "finish_reason": reason, "logprobs": log_probs}],
+        "choices": [{"index": 0, **content, "finish_reason": reason, "logprobs": log_probs}],
         "usage": {
             "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": written,
-            "total_tokens": answer.prompt_tokens + written,
+            "completion_tokens": answer.written_tokens,
+            "total_tokens": answer.prompt_tokens + answer.written_tokens,
         },
     }
 
