@@ -16,6 +16,9 @@ CONTROLLER = "controller"
 ENDPOINTS = "rollout.endpoints"
 """Pool name of the process that calls external generation servers. The process takes no GPU or CPU worker."""
 
+MAX_WARNING = 2000
+"""Most characters of a warning."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -107,8 +110,11 @@ class Recorder:
             self._report.sums[name] = self._report.sums.get(name, 0.0) + float(value)
 
     def warn(self, name: str, message: str) -> None:
-        """Report a problem that does not stop the run; it is shown once a step, on however many ranks it occurs."""
-        self._report.warnings[name] = message
+        """Report a problem that does not stop the run; it is shown once a step, on however many ranks it occurs.
+
+        The message may quote a user or a model: it is cut, and lone surrogates, which cannot be encoded, are escaped.
+        """
+        self._report.warnings[name] = message[:MAX_WARNING].encode(errors="backslashreplace").decode()
 
     def example(self, text: str) -> None:
         """Note the description of a response, for warnings on all responses of the step."""

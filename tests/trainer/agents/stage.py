@@ -124,13 +124,22 @@ class Troupe:
     """An agent's job, played on a scripted engine."""
 
     def __init__(
-        self, folder: Path, *, seconds: float = 120.0, sandboxes: Sandboxes | None = None, **agent: Any
+        self,
+        folder: Path,
+        *,
+        seconds: float = 120.0,
+        sandboxes: Sandboxes | None = None,
+        reward: Any = None,
+        **agent: Any,
     ) -> None:
         (folder / "template.jinja").write_text(TEMPLATE)
         data = {"uri": "package://rlhf_examples/helpful/train.jsonl"}
         spec = {
             "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.0}},
-            "models": {"actor": {"uri": f"file://{EXAMPLE_MODEL}", "optimizer": {"learningRate": 1.0}}},
+            "models": {
+                "actor": {"uri": f"file://{EXAMPLE_MODEL}", "optimizer": {"learningRate": 1.0}},
+                "reward": reward,
+            },
             "data": {
                 "train": data,
                 "maxPromptTokens": 40,

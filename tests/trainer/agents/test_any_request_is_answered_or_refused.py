@@ -43,9 +43,7 @@ ASSISTANT, DEEP = {"role": "assistant", "content": ""}, "[" * 600 + "]" * 600
 @pytest.fixture(scope="module")
 def encoder() -> TurnEncoder:
     tokenizer = AutoTokenizer.from_pretrained(str(EXAMPLE_MODEL))
-    tokenizer.chat_template = TEMPLATE.replace("{{ m.content }}", "{{ m.content }}{{ (m.tool_calls or []) | tojson }}")
-        "{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
-    )
+    tokenizer.chat_template = TEMPLATE.replace("m.content }}", "m.content }}{{ (m.tool_calls or []) | tojson }}")
     return TurnEncoder(tokenizer, chat_template="Never")
 
 
@@ -119,3 +117,9 @@ def test_a_message_that_nobody_sends_by_chance(encoder: TurnEncoder, messages: A
     assert send(talk, CHAT, messages=[USER]) == "answered"
     assert send(talk, CHAT, messages=messages) == sentence
     assert send(talk, CHAT, messages=[USER]) == "answered", "the episode goes on"
+
+
+def test_names_that_cannot_be_written_are_others() -> None:
+    body = {"model": "policy", "messages": [USER], "\ud800": 1, "a b": 1, "a" * 65: 1, "temperature": 1, "top_p": 0.5}
+    request = read_request(CHAT, body, model="m", sampling={"top_p": 0.5})
+    assert [*request.ignored] == ["temperature", "others"]

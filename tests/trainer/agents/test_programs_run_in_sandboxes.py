@@ -50,6 +50,6 @@ def test_a_closed_connection_ends_its_call(troupe: Troupe, episodes: dict[str, E
 
 
 def test_a_lost_sandbox_ends_its_episode_only(troupe: Troupe) -> None:
-    lost, well = troupe.play({"does": "quits"}, {"does": "plain"})
-    assert lost.failure == "lost its sandbox, or ended its process there"
+    *lost, well = troupe.play({"does": "quits"}, {"does": "quits_refused"}, {"does": "plain"})
+    assert [each.failure for each in lost] == ["lost its sandbox, or ended its process there"] * 2
     assert (well.failure, well.reward) == ("", 1.0)

@@ -25,7 +25,6 @@ LEARNED = {
     "tools": (2, 1, 1.0),
     "stopped": (1, 1, 1.0),
     "samples": (1, 1, 0.0),
-    "nothing": (1, 1, 0.0),
     "parallel": (6, 5, 2.0),
     "posts": (1, 1, 3.0),
     "too_often": (6, 6, 0.0),
@@ -123,9 +122,8 @@ def test_counts_of_episodes_are_measured(episodes: dict[str, EndedEpisode], trou
 
 def test_the_row_is_that_of_the_file_with_the_named_columns(tmp_path: Path) -> None:
     program = """
-import json, os, sys
+import json, sys
 row = json.load(sys.stdin)
-assert row == json.load(open(os.environ["RLHF_ROW"]))
 open(sys.argv[1], "w").write(row["prompt"] + row["extra"])
 """
     troupe = Troupe(tmp_path, command=["python3", "-c", program, str(tmp_path / "row")])
@@ -138,12 +136,12 @@ open(sys.argv[1], "w").write(row["prompt"] + row["extra"])
 def test_a_command_posts_its_reward(tmp_path: Path) -> None:
     """A program without a package: curl would do."""
     program = """
-import json, os, urllib.request
+import json, os, sys, urllib.request
 def post(path, body):
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
     return json.load(urllib.request.urlopen(request))
-row = json.load(open(os.environ["RLHF_ROW"]))
+row = json.load(sys.stdin)
 if row.get("fails"):
     raise OSError("no such game")
 post("/chat/completions", {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": "2+2?"}]})
@@ -159,6 +157,22 @@ post("/reward", {"reward": 0.25})
     )
     assert troupe.report.warnings["episodes/failed"].startswith("talk: spec.rollout.agent: python3 ")
     assert well.response.tokens[-1] == END
+
+
+def test_names_of_ignored_parameters_are_bounded(troupe: Troupe) -> None:
+    (episode,) = troupe.play({"does": "many_names"})
+    names = [f"a{number:02}" for number in range(16)]
+    assert (episode.failure, episode.facts["ignored"]) == ("", [*names, "others"])
+    (sentence,) = troupe.report.warnings.values()
+    assert f"asked for {', '.join(names)}, others, but" in sentence
+
+
+def test_a_reward_of_the_manifest_is_not_added_to_by_a_post(tmp_path: Path) -> None:
+    """Code of the model that the program runs may have its key."""
+    troupe = Troupe(tmp_path, entrypoint="tests.trainer.agents.user_agents:run", reward={"entrypoint": "a.b:c"})
+    posted, nothing = troupe.play({"does": "posts_or_not"}, {"does": "nothing"})
+    troupe.close()
+    assert [(each.reward, each.failure) for each in (posted, nothing)] == [(403.0, ""), (0.0, "")]
 
 
 def test_two_runs_of_one_job_sample_by_the_same_seeds(troupe: Troupe) -> None:

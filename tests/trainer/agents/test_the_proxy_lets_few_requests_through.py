@@ -1,10 +1,12 @@
-"""The proxy's own answers: what it refuses costs the engine's thread nothing, and no request is left without a reply."""
+"""Requests that the proxy refuses cost the engine's thread nothing, and no request is left without a reply."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -86,54 +88,38 @@ def test_an_ended_episode_answers_what_is_open(proxy: Proxy) -> None:
         assert stays.result(PATIENCE_SECONDS) == (200, {})
 
 
-def slow_body(key: str, count: int) -> bytes:
-    """The beginning of a request whose body does not come."""
-    return (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {count}\r\n\r\n{{".encode()
-    )
+def half_sent(proxy: Proxy, key: str) -> socket.socket:
+    """The connection of a request whose body has one byte of two."""
+    host, port = proxy.url.removeprefix("http://").removesuffix("/v1").split(":")
+    connection = socket.create_connection((host, int(port)), PATIENCE_SECONDS)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: 2\r\n\r\n"
+    connection.sendall(head.encode() + b"{")
+    return connection
 
 
-async def half_sent(proxy: Proxy, key: str) -> tuple[Any, Any]:
-    port = int(proxy.url.removesuffix("/v1").rpartition(":")[2])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(slow_body(key, 2))
-    await writer.drain()
-    return reader, writer
-
-
-async def until(holds: Any) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not holds():
-            await asyncio.sleep(0.005)
+def until(holds: Callable[[], bool]) -> None:
+    limit = time.monotonic() + PATIENCE_SECONDS
+    while not holds() and time.monotonic() < limit:
+        time.sleep(0.005)
 
 
 def test_bodies_that_do_not_come_count_as_under_way() -> None:
     proxy = Proxy(requests=10**6)
     key = proxy.open()
-
-    async def exchange() -> None:
-        sockets = [await half_sent(proxy, key) for _ in range(MAX_PENDING)]
-        await until(lambda: proxy._episodes[key].under_way == MAX_PENDING)
-        found = await asyncio.to_thread(send, proxy, key)
-        assert sentence_of(found) == f"429 {MAX_PENDING} requests of the episode wait for their answers"
-        for _, writer in sockets:
-            writer.close()
-
-    asyncio.run(exchange())
+    connections = [half_sent(proxy, key) for _ in range(MAX_PENDING)]
+    until(lambda: proxy._episodes[key].under_way == MAX_PENDING)
+    found = send(proxy, key, data="[1]")
+    for each in connections:
+        each.close()
     proxy.close()
+    assert sentence_of(found) == f"429 {MAX_PENDING} requests of the episode wait for their answers"
 
 
 def test_a_request_whose_episode_ends_before_its_body_came_is_refused(proxy: Proxy) -> None:
     key = proxy.open()
-
-    async def exchange() -> bytes:
-        reader, writer = await half_sent(proxy, key)
-        await until(lambda: proxy._episodes[key].read)
-        await asyncio.to_thread(proxy.forget, key)
-        writer.write(b"}")
-        answer: bytes = await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS)
-        writer.close()
-        return answer
-
-    assert asyncio.run(exchange()).split()[1] == b"401"
+    with half_sent(proxy, key) as connection:
+        until(lambda: proxy._episodes[key].read == 1)
+        proxy.forget(key)
+        connection.sendall(b"}")
+        assert connection.recv(12) == b"HTTP/1.1 401"
     assert not proxy.received(seconds=0)

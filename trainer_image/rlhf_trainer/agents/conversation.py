@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from typing import Any
 
-from rlhf_trainer.agents.openai_format import Answer, RefusalError, Request, answer_message, refusing, texts_in
+from rlhf_trainer.agents.openai_format import (
+    Answer,
+    RefusalError,
+    Request,
+    answer_message,
+    refusing,
+    shown_names,
+    texts_in,
+)
 from rlhf_trainer.chat import ASSISTANT, ChatMessage, name_of, read_message
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
@@ -158,7 +166,7 @@ class Conversation:
         room = self._room - (len(ids) - known if self.tree.tokens else 0)
         if room < 1:
             raise self._limited(f"the episode has no room for an answer in data.maxResponseTokens ({self._most})")
-        self.ignored |= {*request.ignored}
+        self.ignored = {*shown_names([*self.ignored, *request.ignored])}
         leaf = self.tree.grow(parent, ids[known:])
         self._first = self._first or len(ids)
         call = Call(request, ids, leaf, min(room, request.max_tokens or room), len(self._calls))

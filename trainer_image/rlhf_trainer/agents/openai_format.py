@@ -1,8 +1,9 @@
 """OpenAI's format: what a program sends to the proxy becomes a `Request`, and an `Answer` becomes JSON."""
 
 import json
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -32,6 +33,8 @@ NEUTRAL: Mapping[str, object] = {
     "parallel_tool_calls": True,
 }
 """Parameter of a request that is ignored -> its value that changes nothing, besides null."""
+NAME, OTHERS, MAX_NAMES = re.compile(r"\w{1,64}"), "others", 16
+"""Name that is shown, the word for names that are not, and the most names that are shown."""
 MAX_STOPS, MAX_NESTING = 16, 64
 """Most texts of `stop`, and most levels of mappings and lists in messages, tools and arguments of calls."""
 
@@ -123,8 +126,15 @@ def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Ma
         stop=_stops(body.get("stop")),
         streams=bool(body.get("stream")),
         has_log_probs=log_probs is not None and log_probs is not False,
-        ignored=[name for name, value in body.items() if name not in KNOWN and value not in (None, own.get(name))],
+        ignored=shown_names(each for each in body if each not in KNOWN and body[each] not in (None, own.get(each))),
     )
+
+
+def shown_names(names: Iterable[str]) -> list[str]:
+    """Return at most MAX_NAMES of some names of a program's, in order; OTHERS stands for the rest."""
+    given = {*names}
+    found = sorted(each for each in given - {OTHERS} if NAME.fullmatch(each))[:MAX_NAMES]
+    return [*found, *[OTHERS][: len(given) - len(found)]]
 
 
 def _messages(given: Any) -> list[ChatMessage]:

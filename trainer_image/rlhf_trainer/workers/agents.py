@@ -16,7 +16,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.agents.conversation import Call, Conversation
-from rlhf_trainer.agents.openai_format import MODEL, REWARD, RefusalError, object_of, read_request, refusing
+from rlhf_trainer.agents.openai_format import (
+    MODEL,
+    REWARD,
+    RefusalError,
+    object_of,
+    read_request,
+    refusing,
+    shown_names,
+)
 from rlhf_trainer.agents.proxy import HOST, PendingRequest, Proxy
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
@@ -82,17 +90,22 @@ class Program:
     since: float = field(default_factory=time.monotonic)
     """Time from which no call was under way."""
 
-    def end(self, found: Any, prompt: Ids) -> EndedEpisode:
-        """Return the ended episode; found: the program's result or failure; prompt: that of the row."""
+    def end(self, found: Any, prompt: Ids, *, needs_reward: bool) -> EndedEpisode:
+        """Return the ended episode; found: the program's result or failure; prompt: that of the row.
+
+        needs_reward: whether nobody else gives a reward.
+        """
         talk, failure = self.conversation, self.failure
-        if isinstance(found, AnswerFailure):  # which is no failure after a limit
-            failure = failure or ("" if talk.limit else found.what)
-        elif found is not None:
-            self.rewards.append(found)
+        response = talk.finish(finished=not talk.limit)
+        if isinstance(found, AnswerFailure):
+            is_excused = bool(talk.limit) and found.kind == "raised"  # by the refusal, most likely
+            failure = failure or ("" if is_excused else found.what)
+        else:
+            self.rewards += [] if found is None else [found]
+            failure = failure or "gave no reward" * (needs_reward and not self.rewards)
         if len(self.rewards) > 1:
             failure = "gave two rewards"
-        response = talk.finish(finished=not talk.limit)
-        if not response.tokens and not failure:
+        if not response.tokens and failure in ("", "gave no reward"):
             failure = f"ended without an answer of the model{': ' * bool(talk.limit)}{talk.limit}"
         counts = {"calls": talk.answered, "branches": talk.tree.branches, "prompt_tokens": len(talk.prompt)}
         return EndedEpisode(
@@ -114,13 +127,16 @@ class ProgramRunner:
         requests: Mapping[str, Any],
         *,
         most_requests: int,
+        gives_reward: bool,
     ) -> None:
         """Wait for the import of the user's module, and start the proxy.
 
-        requests: options of `read_request`; most_requests: of an episode, answered or not.
+        requests: options of `read_request`; most_requests: of an episode, answered or not; gives_reward: whether
+        programs alone give the reward.
         """
         environments.ready()
         self._environments, self._new_conversation, self._requests = environments, new_conversation, requests
+        self._gives_reward = gives_reward
         self._proxy, self._numbers = Proxy(requests=most_requests), itertools.count()
         self._programs: dict[str, Program] = {}
         """Running programs by the key of their episode."""
@@ -198,6 +214,8 @@ class ProgramRunner:
         self._commands.begun.append((number, call.prompt, self._seed(program.row, call.number), options))
 
     def _reward(self, program: Program, pending: PendingRequest) -> None:
+        if not self._gives_reward:  # else code of the model could add to it: it may have the key
+            raise RefusalError(403, "models.reward gives the reward")
         try:
             reward = number_of(pending.body.get("reward"))
             problem = "posted no reward" if reward is None else ""
@@ -236,7 +254,8 @@ class ProgramRunner:
         program.facts["program_seconds"] += time.monotonic() - program.since
         self._environments.end(program.row)
         del self._programs[key]
-        self._commands.ended.append((program.row, program.end(found, self._rows[program.row][1])))
+        episode = program.end(found, self._rows[program.row][1], needs_reward=self._gives_reward)
+        self._commands.ended.append((program.row, episode))
 
 
 class AgentResponder:
@@ -263,8 +282,13 @@ class AgentResponder:
         requests = {"model": setting.model.uri, "sampling": sampling}
         self._runner: ProgramRunner | None = None
         if engine.is_first:
-            most = REQUESTS * rollout.max_turns
-            self._runner = ProgramRunner(environments, new_conversation, requests, most_requests=most)
+            self._runner = ProgramRunner(
+                environments,
+                new_conversation,
+                requests,
+                most_requests=REQUESTS * rollout.max_turns,
+                gives_reward=setting.job.spec.models.reward is None,
+            )
         else:
             environments.close()
         self._episodes: list[EndedEpisode] = []
@@ -294,7 +318,7 @@ class AgentResponder:
         ignored = [each.facts["ignored"] for each in started if each.facts["ignored"]]
         recorder.add("episodes/ignored", len(ignored))
         if ignored:
-            path, names = f"{self._job.name}: spec.rollout.agent", ", ".join(sorted({*itertools.chain(*ignored)}))
+            path, names = f"{self._job.name}: spec.rollout.agent", ", ".join(shown_names(itertools.chain(*ignored)))
             words = f"{path}: calls asked for {names}, but the job's sampling and template hold"
             recorder.warn("episodes/ignored", words)
 
