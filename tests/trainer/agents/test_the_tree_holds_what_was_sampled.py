@@ -13,6 +13,7 @@ from rlhf_trainer.agents.conversation import Call, Conversation
 from rlhf_trainer.agents.openai_format import RefusalError, Request
 from rlhf_trainer.chat import ChatMessage
 from rlhf_trainer.data.turns import TurnEncoder
+from rlhf_trainer.errors import DataError
 from rlhf_trainer.generation.vllm_engine import Response
 from tests.trainer.agents.stage import TEMPLATE, branch_of
 from tests.trainer.tiny import EXAMPLE_MODEL
@@ -203,6 +204,18 @@ def test_a_changed_history_is_a_branch_that_is_encoded(talk: Conversation) -> No
     assert other.prompt == [TURN, 121, 101, TURN, 97 - 96 + 100, 103, TURN, 121, 101, TURN]
     assert talk.tree.branches == 2
     assert talk.tree.parents[len(first.prompt) + 2] == len(first.prompt) - 1
+
+
+def test_a_template_that_refuses_the_new_messages_alone_makes_a_branch(
+    talk: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> list[int]:
+        raise DataError("gave a conversation that is refused")
+
+    monkeypatch.setattr(talk._encoder, "observation", refused)
+    for prompt in ([USER], [USER, {"role": "assistant", "content": "a"}, USER]):
+        answer(talk, prompt, [201, END])
+    assert (talk.encoded_again, talk.tree.branches) == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ No answer is encoded again. A call that goes on from an earlier one gets that ca
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from typing import Any
@@ -137,6 +136,8 @@ class Conversation:
         self.tree, self._first = Tree(), 0
         self.limit = ""
         """Sentence on the first limit that a call has met; empty if none has."""
+        self.encoded_again = 0
+        """Number of calls that go on from an earlier one, and do not have its ids."""
         self.ignored: set[str] = set()
         """Parameters of calls that changed nothing: other sampling, and tools that the chat template does not write."""
 
@@ -233,8 +234,10 @@ class Conversation:
         found = [(call, rest) for call in reversed(self._calls) if (rest := call.rest_of(request))]
         if found:
             call, rest = min(found, key=lambda each: len(each[1]))
-            with suppress(DataError):
+            try:
                 return [*call.prompt, *call.written, *self._encoder.observation(rest, ended=call.ended)]
+            except DataError:  # the template does not write the new messages alone
+                self.encoded_again += 1
         ids = self._encoder.prompt(request.prompt, request.tools)
         if request.tools and ids == self._encoder.prompt(request.prompt):
             self.ignored.add("tools")

@@ -107,13 +107,13 @@ class Program:
             failure = "gave two rewards"
         if not response.tokens and failure in ("", "gave no reward"):
             failure = f"ended without an answer of the model{': ' * bool(talk.limit)}{talk.limit}"
-        counts = {"calls": talk.answered, "branches": talk.tree.branches, "prompt_tokens": len(talk.prompt)}
+        counts = {"calls": talk.answered, "branches": talk.tree.branches, "encoded_again": talk.encoded_again}
         return EndedEpisode(
             prompt=talk.prompt or prompt,
             response=response,
             reward=sum(self.rewards) if response.tokens else 0.0,
             failure=failure,
-            facts={**counts, "ignored": sorted(talk.ignored), **self.facts},
+            facts={**counts, "prompt_tokens": len(talk.prompt), "ignored": sorted(talk.ignored), **self.facts},
         )
 
 
@@ -315,6 +315,7 @@ class AgentResponder:
         recorder.mean("episodes/masked_tokens", masked, len(started))
         recorder.add("episodes/refused", float(sum(each.facts["refused"] for each in started)))
         recorder.add("episodes/dropped", float(sum(each.facts["dropped"] for each in started)))
+        recorder.add("episodes/encoded_again", float(sum(each.facts["encoded_again"] for each in started)))
         ignored = [each.facts["ignored"] for each in started if each.facts["ignored"]]
         recorder.add("episodes/ignored", len(ignored))
         if ignored:
