@@ -110,11 +110,9 @@ class Recorder:
             self._report.sums[name] = self._report.sums.get(name, 0.0) + float(value)
 
     def warn(self, name: str, message: str) -> None:
-        """Report a problem that does not stop the run; it is shown once a step, on however many ranks it occurs.
-
-        The message may quote a user or a model: it is cut, and lone surrogates, which cannot be encoded, are escaped.
-        """
-        self._report.warnings[name] = message[:MAX_WARNING].encode(errors="backslashreplace").decode()
+        """Report a problem that does not stop the run; it is shown once a step, on however many ranks it occurs."""
+        words = message[:MAX_WARNING].encode(errors="backslashreplace")  # what it quotes may be long, or no Unicode
+        self._report.warnings[name] = words.decode()
 
     def example(self, text: str) -> None:
         """Note the description of a response, for warnings on all responses of the step."""

@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from typing import Any
 
-from rlhf_trainer.agents.openai_format import (
-    Answer,
-    RefusalError,
-    Request,
-    answer_message,
-    refusing,
-    shown_names,
-    texts_in,
-)
+from rlhf_trainer.agents.openai_format import Answer, RefusalError, Request, answer_message, few_names, refusing
 from rlhf_trainer.chat import ASSISTANT, ChatMessage, name_of, read_message
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
@@ -98,10 +90,7 @@ class Call:
     """Text of the request's `stop` that ended the answer and is not shown."""
 
     def rest_of(self, request: Request) -> list[ChatMessage] | str:
-        """Return the messages or text that a request appends to this call and its answer.
-
-        Empty if the request does not continue them.
-        """
+        """Return what a request appends to this call and its answer; empty if it does not continue them."""
         mine, prompt, answer = self.request.prompt, request.prompt, self.answer
         if answer and isinstance(mine, str) and isinstance(prompt, str):
             before = mine + answer["content"] + self.stop
@@ -114,10 +103,7 @@ class Call:
 
 
 def _content(message: ChatMessage) -> tuple[Any, ...]:
-    """Return (role, text, tool calls) of a message.
-
-    An echoed answer is recognised by these; clients may change the rest.
-    """
+    """Return (role, text, tool calls) of a message; an echoed answer is known by these, as clients change the rest."""
     calls = message.get("tool_calls", ())
     called = [(name_of(each), each.get("function", each).get("arguments")) for each in calls]
     return message["role"], message["content"].strip(), called
@@ -132,6 +118,7 @@ class Conversation:
         prompt_tokens: most tokens of the first call's prompt; tokens: most tokens of the tree after that prompt.
         """
         self._encoder, self._most_prompt, self._most, self._most_calls = encoder, prompt_tokens, tokens, calls
+        self._most_characters = CHARACTERS * (prompt_tokens + tokens)
         self._calls: list[Call] = []
         self.tree, self._first = Tree(), 0
         self.limit = ""
@@ -156,7 +143,9 @@ class Conversation:
         if len(self._calls) == self._most_calls:
             raise self._limited(f"the episode has had its {self._most_calls} calls (rollout.maxTurns)")
         with refusing():
-            self._require_short(request)
+            if request.characters > self._most_characters:
+                limits = f"{CHARACTERS} for each token of data.maxPromptTokens and data.maxResponseTokens"
+                raise self._limited(f"the request has more than {self._most_characters} characters, {limits}")
             ids = self._ids(request)
         if not ids:
             raise RefusalError(400, "the request has a prompt without tokens")
@@ -167,7 +156,7 @@ class Conversation:
         room = self._room - (len(ids) - known if self.tree.tokens else 0)
         if room < 1:
             raise self._limited(f"the episode has no room for an answer in data.maxResponseTokens ({self._most})")
-        self.ignored = {*shown_names([*self.ignored, *request.ignored])}
+        self.ignored = {*few_names([*self.ignored, *request.ignored])}
         leaf = self.tree.grow(parent, ids[known:])
         self._first = self._first or len(ids)
         call = Call(request, ids, leaf, min(room, request.max_tokens or room), len(self._calls))
@@ -216,13 +205,6 @@ class Conversation:
             written=tree.written[first:],
             parents=tree.parents[first:],
         )
-
-    def _require_short(self, request: Request) -> None:
-        """Raise RefusalError for a request that is too long to be worth its encoding."""
-        most = CHARACTERS * (self._most_prompt + self._most)
-        if sum(map(len, texts_in([request.prompt, request.tools]))) > most:
-            limits = "data.maxPromptTokens and data.maxResponseTokens"
-            raise self._limited(f"the request has more than {most} characters, {CHARACTERS} for each token of {limits}")
 
     @property
     def _room(self) -> int:

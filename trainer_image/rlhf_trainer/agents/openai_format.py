@@ -67,6 +67,11 @@ class Request:
     ignored: Sequence[str] = ()
     """Parameters that ask for other answers than the job's sampling gives."""
 
+    @property
+    def characters(self) -> int:
+        """Number of characters of prompt and tools; BadValueError if they are nested too deep."""
+        return sum(map(len, texts_in([self.prompt, self.tools])))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -126,11 +131,11 @@ def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Ma
         stop=_stops(body.get("stop")),
         streams=bool(body.get("stream")),
         has_log_probs=log_probs is not None and log_probs is not False,
-        ignored=shown_names(each for each in body if each not in KNOWN and body[each] not in (None, own.get(each))),
+        ignored=few_names(each for each in body if each not in KNOWN and body[each] not in (None, own.get(each))),
     )
 
 
-def shown_names(names: Iterable[str]) -> list[str]:
+def few_names(names: Iterable[str]) -> list[str]:
     """Return at most MAX_NAMES of some names of a program's, in order; OTHERS stands for the rest."""
     given = {*names}
     found = sorted(each for each in given - {OTHERS} if NAME.fullmatch(each))[:MAX_NAMES]

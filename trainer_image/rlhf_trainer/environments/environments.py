@@ -185,9 +185,8 @@ class Environments:
             episode.until = time.monotonic() + self._seconds
             return BEGUN
         self._drop_request(episode)
-        if "problem" in answer:
-            return AnswerFailure(answer["problem"], kind=answer.get("kind", "raised"))
-        return answer["answer"]
+        problem, kind = answer.get("problem"), answer.get("kind", "raised")
+        return AnswerFailure(problem, kind=kind) if problem else answer["answer"]
 
     def _lateness(self) -> AnswerFailure:
         return AnswerFailure(f"did not answer within {self._seconds:g} s", kind="late")

@@ -16,15 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.agents.conversation import Call, Conversation
-from rlhf_trainer.agents.openai_format import (
-    MODEL,
-    REWARD,
-    RefusalError,
-    object_of,
-    read_request,
-    refusing,
-    shown_names,
-)
+from rlhf_trainer.agents.openai_format import MODEL, REWARD, RefusalError, few_names, object_of, read_request, refusing
 from rlhf_trainer.agents.proxy import HOST, PendingRequest, Proxy
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
@@ -91,10 +83,7 @@ class Program:
     """Time from which no call was under way."""
 
     def end(self, found: Any, prompt: Ids, *, needs_reward: bool) -> EndedEpisode:
-        """Return the ended episode; found: the program's result or failure; prompt: that of the row.
-
-        needs_reward: whether nobody else gives a reward.
-        """
+        """Return the ended episode; found: result or failure; needs_reward: whether no one else gives one."""
         talk, failure = self.conversation, self.failure
         response = talk.finish(finished=not talk.limit)
         if isinstance(found, AnswerFailure):
@@ -120,24 +109,22 @@ class Program:
 class ProgramRunner:
     """Programs of an engine, and their proxy, on the engine's first rank."""
 
-    def __init__(
-        self,
-        environments: Environments,
-        new_conversation: Callable[[], Conversation],
-        requests: Mapping[str, Any],
-        *,
-        most_requests: int,
-        gives_reward: bool,
-    ) -> None:
-        """Wait for the import of the user's module, and start the proxy.
-
-        requests: options of `read_request`; most_requests: of an episode, answered or not; gives_reward: whether
-        programs alone give the reward.
-        """
+    def __init__(self, setting: WorkerSetting, tokenizer: PreTrainedTokenizerBase, environments: Environments) -> None:
+        """Wait for the import of the user's module, and start the proxy."""
         environments.ready()
-        self._environments, self._new_conversation, self._requests = environments, new_conversation, requests
-        self._gives_reward = gives_reward
-        self._proxy, self._numbers = Proxy(requests=most_requests), itertools.count()
+        data, rollout = setting.job.spec.data, setting.job.spec.rollout
+        self._new_conversation = partial(
+            Conversation,
+            TurnEncoder(tokenizer, chat_template="Never", ends=setting.end_tokens(tokenizer)),
+            prompt_tokens=data.max_prompt_tokens,
+            tokens=data.max_response_tokens,
+            calls=rollout.max_turns,
+        )
+        sampling = {"temperature": rollout.temperature, **rollout.sampling_parameters(greedy=False)}
+        self._requests: dict[str, Any] = {"model": setting.model.uri, "sampling": sampling}
+        self._gives_reward = setting.job.spec.models.reward is None
+        self._environments, self._proxy = environments, Proxy(requests=REQUESTS * rollout.max_turns)
+        self._numbers = itertools.count()
         self._programs: dict[str, Program] = {}
         """Running programs by the key of their episode."""
         self._calls: dict[int, tuple[PendingRequest, Call, float]] = {}
@@ -218,13 +205,10 @@ class ProgramRunner:
             raise RefusalError(403, "models.reward gives the reward")
         try:
             reward = number_of(pending.body.get("reward"))
-            problem = "posted no reward" if reward is None else ""
         except ValueError as error:
-            reward, problem = None, f"posted as reward {error}"
-        if reward is None:
-            program.failure = problem
-            raise RefusalError(400, f"the program {problem}")
-        program.rewards.append(reward)
+            program.failure = f"posted as reward {error}"
+            raise RefusalError(400, f"the program {program.failure}") from error
+        program.rewards += [] if reward is None else [reward]
         pending.reply({"reward": reward})
 
     def _refuse(self, program: Program, pending: PendingRequest, refusal: RefusalError) -> None:
@@ -270,26 +254,8 @@ class AgentResponder:
     ) -> None:
         """environments: started; only those on an engine's first rank are used, and serve all ranks of the engine."""
         self._job, self._engine = setting.job, engine
-        data, rollout = setting.job.spec.data, setting.job.spec.rollout
-        new_conversation = partial(
-            Conversation,
-            TurnEncoder(tokenizer, chat_template="Never", ends=setting.end_tokens(tokenizer)),
-            prompt_tokens=data.max_prompt_tokens,
-            tokens=data.max_response_tokens,
-            calls=rollout.max_turns,
-        )
-        sampling = {"temperature": rollout.temperature, **rollout.sampling_parameters(greedy=False)}
-        requests = {"model": setting.model.uri, "sampling": sampling}
-        self._runner: ProgramRunner | None = None
-        if engine.is_first:
-            self._runner = ProgramRunner(
-                environments,
-                new_conversation,
-                requests,
-                most_requests=REQUESTS * rollout.max_turns,
-                gives_reward=setting.job.spec.models.reward is None,
-            )
-        else:
+        self._runner = ProgramRunner(setting, tokenizer, environments) if engine.is_first else None
+        if not self._runner:
             environments.close()
         self._episodes: list[EndedEpisode] = []
 
@@ -319,7 +285,7 @@ class AgentResponder:
         ignored = [each.facts["ignored"] for each in started if each.facts["ignored"]]
         recorder.add("episodes/ignored", len(ignored))
         if ignored:
-            path, names = f"{self._job.name}: spec.rollout.agent", ", ".join(shown_names(itertools.chain(*ignored)))
+            path, names = f"{self._job.name}: spec.rollout.agent", ", ".join(few_names(itertools.chain(*ignored)))
             words = f"{path}: calls asked for {names}, but the job's sampling and template hold"
             recorder.warn("episodes/ignored", words)
 
