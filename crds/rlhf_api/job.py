@@ -74,7 +74,7 @@ class Job(Spec):
     def models(self) -> dict[Role, Model]:
         """Return role -> model that the algorithm uses; an unset optimizer or reference model has its default."""
         spec, models = self._models
-        # A copy of the job with another spec has the models of the first one here.
+        # model_copy keeps this cache, so it counts only for the spec that it was made from.
         return dict(models) if spec is self.spec else _used_models(self.spec)
 
     @cached_property

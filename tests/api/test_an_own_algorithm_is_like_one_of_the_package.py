@@ -186,6 +186,14 @@ def test_a_penalty_needs_a_reference_in_the_step(folder: Path) -> None:
         job(folder, WITHOUT_REFERENCE, {"kl": {"coefficient": 0.1}})
 
 
+@pytest.mark.parametrize("role", ["critic", "cost", "teacher"])
+def test_an_agents_episodes_are_for_models_that_read_branches(folder: Path, role: str) -> None:
+    source = WITHOUT_REFERENCE.replace("reward", role)
+    changes = (f"models.{role}={{uri: hf://x}}", "rollout.agent={entrypoint: 'a:run'}", "models.reward=")
+    with pytest.raises(SpecError, match=r"rollout\.agent: is for .*; Custom needs rows of one text"):
+        job(folder, source, {}, *changes)
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_what_is_wrong_with_the_class_is_said_with_its_line(folder: Path, name: str) -> None:
     source, sentence, line = MISTAKES[name]

@@ -16,6 +16,9 @@ CONTROLLER = "controller"
 ENDPOINTS = "rollout.endpoints"
 """Pool name of the process that calls external generation servers. The process takes no GPU or CPU worker."""
 
+MAX_WARNING = 2000
+"""Most characters of a warning."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -108,7 +111,8 @@ class Recorder:
 
     def warn(self, name: str, message: str) -> None:
         """Report a problem that does not stop the run; it is shown once a step, on however many ranks it occurs."""
-        self._report.warnings[name] = message
+        words = message[:MAX_WARNING].encode(errors="backslashreplace")  # what it quotes may be long, or no Unicode
+        self._report.warnings[name] = words.decode()
 
     def example(self, text: str) -> None:
         """Note the description of a response, for warnings on all responses of the step."""

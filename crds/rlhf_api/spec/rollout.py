@@ -136,7 +136,7 @@ class Rollout(Spec):
 
     @property
     def has_turns(self) -> bool:
-        """Whether a response is an episode: the model's answers to an environment, to tools or to an agent."""
+        """Whether a response is an episode, with an environment, tools or an agent."""
         return self.gives_reward or self.tools is not None
 
     @property

@@ -13,8 +13,9 @@ from openai import OpenAI
 from rlhf_examples.calculator.tool import calculate
 
 CALLS, CALL = 3, re.compile("<tool_call>(.*)</tool_call>")
-CLIENT = OpenAI(base_url="http://localhost", api_key="of an episode")  # made once: an episode's process is a fork
-CREATE = CLIENT.chat.completions.create  # imports what it needs
+# Episodes are forks of this process: what is imported and made here is not made again.
+CLIENT = OpenAI(base_url="http://localhost", api_key="set for each episode")
+CLIENT.chat.completions  # noqa: B018 imports what a call needs
 
 
 def run(row: Mapping[str, Any]) -> float:

@@ -18,7 +18,7 @@ from rlhf_trainer.rewards.sandboxes import Sandboxes
 from rlhf_trainer.run.worker_specs import setting_of
 from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.types import Batch
-from rlhf_trainer.workers.agents import AgentResponder, Played
+from rlhf_trainer.workers.agents import AgentResponder, EndedEpisode
 from rlhf_trainer.workers.rollout import laid_out, stack_parents
 from rlhf_trainer.workers.samples import EPISODES, as_bytes
 from tests.trainer.environments.scripted import END, ScriptedEngine
@@ -92,7 +92,7 @@ class Engine(ScriptedEngine):
         return ids
 
 
-def answers_on_branches(episodes: Iterable[Played], wrote: Sequence[tuple[Sequence[int], Response]]) -> int:
+def answers_on_branches(episodes: Iterable[EndedEpisode], wrote: Sequence[tuple[Sequence[int], Response]]) -> int:
     """The number of answers in the episodes, each of which must lie on a branch as (prompt, response) of the engine."""
     known = {(*prompt, *response.tokens): response for prompt, response in wrote}
     found = 0
@@ -124,13 +124,22 @@ class Troupe:
     """An agent's job, played on a scripted engine."""
 
     def __init__(
-        self, folder: Path, *, seconds: float = 120.0, sandboxes: Sandboxes | None = None, **agent: Any
+        self,
+        folder: Path,
+        *,
+        seconds: float = 120.0,
+        sandboxes: Sandboxes | None = None,
+        reward: Any = None,
+        **agent: Any,
     ) -> None:
         (folder / "template.jinja").write_text(TEMPLATE)
         data = {"uri": "package://rlhf_examples/helpful/train.jsonl"}
         spec = {
             "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.0}},
-            "models": {"actor": {"uri": f"file://{EXAMPLE_MODEL}", "optimizer": {"learningRate": 1.0}}},
+            "models": {
+                "actor": {"uri": f"file://{EXAMPLE_MODEL}", "optimizer": {"learningRate": 1.0}},
+                "reward": reward,
+            },
             "data": {
                 "train": data,
                 "maxPromptTokens": 40,
@@ -154,7 +163,7 @@ class Troupe:
         self.batch = Batch(step=1, start=0, size=0)
         self.report = Report()
 
-    def play(self, *rows: dict[str, Any] | None) -> list[Played]:
+    def play(self, *rows: dict[str, Any] | None) -> list[EndedEpisode]:
         """The episodes of rows; None is padding."""
         self.engine.wrote.clear()
         self.engine.asked.clear()

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from rlhf_trainer.agents.conversation import Conversation
+from rlhf_trainer.agents.programs import Agent
+from rlhf_trainer.rewards.function import WrongAnswerError
+from rlhf_trainer.rewards.supervision import AnswerFailure
+from rlhf_trainer.workers.agents import Program
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.agents.stage import Troupe
+from tests.trainer.agents.test_the_tree_holds_what_was_sampled import END, Letters, answer
 
 FAILED = {
+    "nothing": "gave no reward",
+    "quits_refused": "ended its process with exit code 3",
     "ignores": "ended without an answer of the model",
     "posts_twice": "gave two rewards",
     "posts_and_returns": "gave two rewards",
@@ -39,8 +49,8 @@ def processes() -> set[int]:
 
 def connections(troupe: Troupe) -> list[int]:
     """The ports of the other ends of all sockets of the proxy."""
-    assert troupe.responder._stage
-    port = int(troupe.responder._stage._proxy.url.removesuffix("/v1").rpartition(":")[2])
+    assert troupe.responder._runner
+    port = int(troupe.responder._runner._proxy.url.removesuffix("/v1").rpartition(":")[2])
     found = [each for each in psutil.Process().net_connections("tcp") if each.laddr.port == port]
     return [each.raddr.port if each.raddr else 0 for each in found]
 
@@ -51,9 +61,9 @@ def test_failures_are_counted_and_others_go_on(troupe: Troupe) -> None:
     assert broken.failure.startswith("run raised ZeroDivisionError: division by zero (")
     assert "user_agents.py:" in broken.failure
     assert (well.failure, well.reward) == ("", 1.0)
-    assert troupe.batch["played"].tolist() == [0.0] * 6 + [1.0]
-    assert troupe.report.sums["episodes/failed"] == 6
-    first = f"tests.trainer.agents.user_agents:run failed in 6 of 7 episodes: it {FAILED['ignores']}"
+    assert troupe.batch["played"].tolist() == [0.0] * 8 + [1.0]
+    assert troupe.report.sums["episodes/failed"] == 8
+    first = f"tests.trainer.agents.user_agents:run failed in 8 of 9 episodes: it {FAILED['nothing']}"
     assert troupe.report.warnings["episodes/failed"] == f"talk: spec.rollout.agent: {first}"
 
 
@@ -100,3 +110,27 @@ def test_a_program_that_hangs_is_ended_alone(tmp_path: Path) -> None:
     assert hung.failure == "did not answer within 1.5 s"
     assert processes() == before
     troupe.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "failure"),
+    [
+        ("raised", "", "x"),
+        ("raised", "no room", ""),
+        *((kind, "no room", "x") for kind in ("lost", "late", "no sandbox")),
+    ],
+)
+def test_only_its_own_error_is_excused_after_a_limit(kind: Any, limit: str, failure: str) -> None:
+    talk = Conversation(Letters(), prompt_tokens=9, tokens=9, calls=9)  # type: ignore[arg-type]
+    answer(talk, "a", [101, END])
+    talk.limit = limit
+    found = AnswerFailure("x", kind=kind)
+    assert Program(0, talk).end(found, [], needs_reward=True).failure == failure
+
+
+@pytest.mark.parametrize(("code", "kind"), [("exit(3)", "raised"), ("import os; os.kill(os.getpid(), 9)", "lost")])
+def test_a_killed_command_has_no_error_of_its_own(code: str, kind: str) -> None:
+    agent = Agent(entrypoint=None, command=[sys.executable, "-S", "-c", code], arguments=None)
+    with pytest.raises(WrongAnswerError, match="no result, as the command") as caught:
+        agent.run({"row": {}, "variables": {}})
+    assert caught.value.kind == kind

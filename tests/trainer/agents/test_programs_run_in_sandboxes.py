@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlhf_trainer.workers.agents import Played
+from rlhf_trainer.workers.agents import EndedEpisode
 from tests.trainer.agents.stage import Troupe, answers_on_branches
 from tests.trainer.sandbox_pool import pool
 
@@ -28,12 +28,12 @@ def troupe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
 
 
 @pytest.fixture(scope="module")
-def episodes(troupe: Troupe) -> dict[str, Played]:
+def episodes(troupe: Troupe) -> dict[str, EndedEpisode]:
     rows = [{"does": each, "patience": 1.0} for each in LEARNED]
     return dict(zip(LEARNED, troupe.play(*rows), strict=True))
 
 
-def test_episodes_have_the_calls_and_rewards(troupe: Troupe, episodes: dict[str, Played]) -> None:
+def test_episodes_have_the_calls_and_rewards(troupe: Troupe, episodes: dict[str, EndedEpisode]) -> None:
     assert [each.failure for each in episodes.values()] == [""] * len(LEARNED)
     for name, (calls, branches, reward) in LEARNED.items():
         played = episodes[name]
@@ -42,7 +42,7 @@ def test_episodes_have_the_calls_and_rewards(troupe: Troupe, episodes: dict[str,
     assert answers_on_branches(episodes.values(), troupe.engine.wrote)
 
 
-def test_a_closed_connection_ends_its_call(troupe: Troupe, episodes: dict[str, Played]) -> None:
+def test_a_closed_connection_ends_its_call(troupe: Troupe, episodes: dict[str, EndedEpisode]) -> None:
     assert episodes
     (played,) = troupe.play({"does": "hangs_up"})
     assert (played.failure, played.reward, played.facts["calls"]) == ("", 1.0, 1)
@@ -50,6 +50,6 @@ def test_a_closed_connection_ends_its_call(troupe: Troupe, episodes: dict[str, P
 
 
 def test_a_lost_sandbox_ends_its_episode_only(troupe: Troupe) -> None:
-    lost, well = troupe.play({"does": "quits"}, {"does": "plain"})
-    assert lost.failure == "lost its sandbox, or ended its process there"
+    *lost, well = troupe.play({"does": "quits"}, {"does": "quits_refused"}, {"does": "plain"})
+    assert [each.failure for each in lost] == ["lost its sandbox, or ended its process there"] * 2
     assert (well.failure, well.reward) == ("", 1.0)

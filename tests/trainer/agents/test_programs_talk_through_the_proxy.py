@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.workers.agents import Played
+from rlhf_trainer.workers.agents import EndedEpisode
 from rlhf_trainer.workers.samples import sample_of, turns_of
 from tests.trainer.agents.stage import PROMPT, Troupe, answers_on_branches
 from tests.trainer.environments.scripted import END
@@ -25,7 +25,6 @@ LEARNED = {
     "tools": (2, 1, 1.0),
     "stopped": (1, 1, 1.0),
     "samples": (1, 1, 0.0),
-    "nothing": (1, 1, 0.0),
     "parallel": (6, 5, 2.0),
     "posts": (1, 1, 3.0),
     "too_often": (6, 6, 0.0),
@@ -42,16 +41,16 @@ def troupe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
 
 
 @pytest.fixture(scope="module")
-def episodes(troupe: Troupe) -> dict[str, Played]:
+def episodes(troupe: Troupe) -> dict[str, EndedEpisode]:
     """Of each behaviour, all of which were played beside each other, and one row of padding."""
     rows = [{"does": each, "patience": 1.0} for each in LEARNED]
     found = troupe.play(*rows, None)
-    assert found[-1] == Played(prompt=PROMPT)
+    assert found[-1] == EndedEpisode(prompt=PROMPT)
     return dict(zip(LEARNED, found[:-1], strict=True))
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_an_episode_has_the_programs_calls_and_reward(episodes: dict[str, Played], name: str) -> None:
+def test_an_episode_has_the_programs_calls_and_reward(episodes: dict[str, EndedEpisode], name: str) -> None:
     calls, branches, reward = LEARNED[name]
     played = episodes[name]
     assert played.failure == ""
@@ -61,11 +60,11 @@ def test_an_episode_has_the_programs_calls_and_reward(episodes: dict[str, Played
     assert played.response.written[-1]
 
 
-def test_every_id_is_what_the_engine_wrote(episodes: dict[str, Played], troupe: Troupe) -> None:
+def test_every_id_is_what_the_engine_wrote(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
     assert answers_on_branches(episodes.values(), troupe.engine.wrote) == len(troupe.engine.wrote)
 
 
-def test_rows_of_a_batch_are_trees(episodes: dict[str, Played], troupe: Troupe) -> None:
+def test_rows_of_a_batch_are_trees(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
     batch, names = troupe.batch, list(LEARNED)
     for row, played in enumerate(episodes.values()):
         size, start = int(batch["attention_mask"][row].sum()), len(played.prompt)
@@ -79,7 +78,7 @@ def test_rows_of_a_batch_are_trees(episodes: dict[str, Played], troupe: Troupe) 
     assert len({*batch["parents"][parallel].tolist()}) < int(batch["attention_mask"][parallel].sum())
 
 
-def test_what_is_scored_is_the_last_answer_on_its_branch(episodes: dict[str, Played], troupe: Troupe) -> None:
+def test_what_is_scored_is_the_last_answer_on_its_branch(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
     row = list(LEARNED).index("edited")
     sample = sample_of(troupe.batch, row, troupe.tokenizer)
     prompt, response = troupe.engine.wrote, episodes["edited"]
@@ -91,7 +90,7 @@ def test_what_is_scored_is_the_last_answer_on_its_branch(episodes: dict[str, Pla
     assert sample.response == troupe.tokenizer.decode(last[1].tokens, skip_special_tokens=True)
 
 
-def test_an_episode_is_kept_as_a_tree(episodes: dict[str, Played], troupe: Troupe) -> None:
+def test_an_episode_is_kept_as_a_tree(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
     turns = {name: turns_of(troupe.batch, row, troupe.tokenizer) for row, name in enumerate(LEARNED)}
     assert [each["after"] for each in turns["plain"]] == [-1, 0, 1]
     assert [each["written"] for each in turns["plain"]] == [True, False, True]
@@ -105,12 +104,12 @@ def test_an_episode_is_kept_as_a_tree(episodes: dict[str, Played], troupe: Troup
     assert facts["waiting_seconds"] > 0.0
 
 
-def test_counts_of_episodes_are_measured(episodes: dict[str, Played], troupe: Troupe) -> None:
+def test_counts_of_episodes_are_measured(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
     report = troupe.report
     assert report.sums["episodes/failed"] == 0
     assert report.sums["episodes/refused"] == 2, "the last calls of too_often and at_most"
     assert report.sums["episodes/dropped"] >= 1, "the first call of retried"
-    assert report.sums["episodes/ignored"] == 1
+    assert (report.sums["episodes/ignored"], report.sums["episodes/encoded_again"]) == (1, 0)
     total, count = report.means["episodes/turns"]
     assert (total, count) == (sum(calls for calls, *_ in LEARNED.values()), len(LEARNED))
     total, _ = report.means["episodes/masked_tokens"]
@@ -123,9 +122,8 @@ def test_counts_of_episodes_are_measured(episodes: dict[str, Played], troupe: Tr
 
 def test_the_row_is_that_of_the_file_with_the_named_columns(tmp_path: Path) -> None:
     program = """
-import json, os, sys
+import json, sys
 row = json.load(sys.stdin)
-assert row == json.load(open(os.environ["RLHF_ROW"]))
 open(sys.argv[1], "w").write(row["prompt"] + row["extra"])
 """
     troupe = Troupe(tmp_path, command=["python3", "-c", program, str(tmp_path / "row")])
@@ -138,12 +136,12 @@ open(sys.argv[1], "w").write(row["prompt"] + row["extra"])
 def test_a_command_posts_its_reward(tmp_path: Path) -> None:
     """A program without a package: curl would do."""
     program = """
-import json, os, urllib.request
+import json, os, sys, urllib.request
 def post(path, body):
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
     return json.load(urllib.request.urlopen(request))
-row = json.load(open(os.environ["RLHF_ROW"]))
+row = json.load(sys.stdin)
 if row.get("fails"):
     raise OSError("no such game")
 post("/chat/completions", {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": "2+2?"}]})
@@ -159,6 +157,22 @@ post("/reward", {"reward": 0.25})
     )
     assert troupe.report.warnings["episodes/failed"].startswith("talk: spec.rollout.agent: python3 ")
     assert well.response.tokens[-1] == END
+
+
+def test_names_of_ignored_parameters_are_bounded(troupe: Troupe) -> None:
+    (episode,) = troupe.play({"does": "many_names"})
+    names = [f"a{number:02}" for number in range(16)]
+    assert (episode.failure, episode.facts["ignored"]) == ("", [*names, "others"])
+    (sentence,) = troupe.report.warnings.values()
+    assert f"asked for {', '.join(names)}, others, but" in sentence
+
+
+def test_a_reward_of_the_manifest_is_not_added_to_by_a_post(tmp_path: Path) -> None:
+    """Code of the model that the program runs may have its key."""
+    troupe = Troupe(tmp_path, entrypoint="tests.trainer.agents.user_agents:run", reward={"entrypoint": "a.b:c"})
+    posted, nothing = troupe.play({"does": "posts_or_not"}, {"does": "nothing"})
+    troupe.close()
+    assert [(each.reward, each.failure) for each in (posted, nothing)] == [(403.0, ""), (0.0, "")]
 
 
 def test_two_runs_of_one_job_sample_by_the_same_seeds(troupe: Troupe) -> None:

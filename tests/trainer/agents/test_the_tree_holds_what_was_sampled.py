@@ -13,6 +13,7 @@ from rlhf_trainer.agents.conversation import Call, Conversation
 from rlhf_trainer.agents.openai_format import RefusalError, Request
 from rlhf_trainer.chat import ChatMessage
 from rlhf_trainer.data.turns import TurnEncoder
+from rlhf_trainer.errors import DataError
 from rlhf_trainer.generation.vllm_engine import Response
 from tests.trainer.agents.stage import TEMPLATE, branch_of
 from tests.trainer.tiny import EXAMPLE_MODEL
@@ -139,7 +140,7 @@ def test_random_conversations_become_trees() -> None:
         branches += conversation.tree.branches > 1
         cut += bool(conversation.limit)
         most = len(conversation.prompt) + conversation._most
-        response = conversation.response(finished=True)
+        response = conversation.finish(finished=True)
         first, tree = len(conversation.prompt), conversation.tree
         assert len(tree.tokens) == first + len(response.tokens) <= most
         assert sum(tree.written) == sum(len(call.written) for call, *_ in found), "no answer is dropped"
@@ -205,11 +206,34 @@ def test_a_changed_history_is_a_branch_that_is_encoded(talk: Conversation) -> No
     assert talk.tree.parents[len(first.prompt) + 2] == len(first.prompt) - 1
 
 
-def test_a_text_goes_on_without_the_text_of_its_stop(talk: Conversation) -> None:
+def test_a_template_that_refuses_the_new_messages_alone_makes_a_branch(
+    talk: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> list[int]:
+        raise DataError("gave a conversation that is refused")
+
+    monkeypatch.setattr(talk._encoder, "observation", refused)
+    for prompt in ([USER], [USER, {"role": "assistant", "content": "a"}, USER]):
+        answer(talk, prompt, [201, END])
+    assert (talk.encoded_again, talk.tree.branches) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [("abcabcc", [101, 102, 203, 201, 102, 103, 103]), ("abcacc", [101, 102, 103, 101, 103, 103])],
+    ids=["with its stop", "without"],
+)
+def test_a_text_goes_on_only_with_its_stop(talk: Conversation, prompt: str, ids: Sequence[int]) -> None:
     first = answer(talk, "ab", [203, 201, 102], stop=["b"])
     assert (first.answer or {})["content"] == "ca"
-    second = answer(talk, "abcabcc", [101, END])
-    assert second.prompt == [101, 102, 203, 201, 102, 103, 103]
+    assert answer(talk, prompt, [101, END]).prompt == ids
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_tokens_are_decoded_one_by_one_for_log_probabilities_only(talk: Conversation, asks: bool) -> None:
+    call = talk.begin(Request(prompt=[USER], has_log_probs=asks))
+    response = Response(tokens=[101, END], log_probs=[-1.0, -2.0], finished=True, versions=[1, 1])
+    assert talk.end(call, response).pieces == (["a", ""] if asks else ())
 
 
 def test_calls_at_once_share_the_room(talk: Conversation) -> None:
@@ -217,10 +241,10 @@ def test_calls_at_once_share_the_room(talk: Conversation) -> None:
     tokens = [101] * 40
     response = Response(tokens=tokens, log_probs=[-1.0] * 40, finished=False, versions=[1] * 40)
     assert talk.end(calls[0], response).reason == "length"
-    assert len(talk.end(calls[1], response).pieces) == 20
+    assert talk.end(calls[1], response).written_tokens == 20
     with pytest.raises(RefusalError, match=r"other calls .* have taken all of data\.maxResponseTokens"):
         talk.end(calls[2], response)
-    assert len(talk.response(finished=False).tokens) == 60
+    assert len(talk.finish(finished=False).tokens) == 60
 
 
 @pytest.mark.parametrize(
@@ -234,6 +258,16 @@ def test_a_first_prompt_fits_or_is_refused(talk: Conversation, prompt: str, sent
     with pytest.raises(RefusalError, match=sentence):
         talk.begin(Request(prompt=prompt))
     assert bool(talk.limit) is bool(prompt)
+
+
+@pytest.mark.parametrize("options", [{"prompt": "a" * 1281}, {"prompt": [USER], "tools": [{"a": {"b" * 1280: []}}]}])
+def test_a_long_request_is_refused_before_it_is_encoded(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder: Any = Letters()
+    talk = Conversation(encoder, prompt_tokens=20, tokens=60, calls=9)
+    answer(talk, "a", [101, END])
+    monkeypatch.setattr(encoder, "prompt", None)
+    with pytest.raises(RefusalError, match="the request has more than 1280 characters, 16 for each token"):
+        talk.begin(Request(**options))
 
 
 def test_calls_and_tokens_are_limited() -> None:

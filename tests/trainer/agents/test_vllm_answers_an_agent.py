@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from rlhf_trainer.environments.of_job import environments_of
 from rlhf_trainer.run.worker_specs import setting_of
 from rlhf_trainer.types import Batch
-from rlhf_trainer.workers.agents import AgentResponder, Played
+from rlhf_trainer.workers.agents import AgentResponder, EndedEpisode
 from rlhf_trainer.workers.samples import as_bytes
 from tests.trainer.agents.stage import PROMPT, TEMPLATE, answers_on_branches, branch_of
 from tests.trainer.generation.conftest import RunRanks, vllm_ranks
@@ -28,7 +28,7 @@ RANKS = [(2, 12), *(pytest.param(1, count, marks=pytest.mark.slow) for count in 
 """Numbers of ranks of an engine, and of episodes that it plays."""
 
 
-def play(folder: str, ranks: int, count: int) -> tuple[list[Played], int, float]:
+def play(folder: str, ranks: int, count: int) -> tuple[list[EndedEpisode], int, float]:
     """(episodes of this rank, answers of the engine, largest difference of a log-probability from the model's)."""
     model = model_of(folder, 1)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def play(folder: str, ranks: int, count: int) -> tuple[list[Played], int, float]
     return episodes, answers, max(difference(model, each) for each in episodes)
 
 
-def difference(model: Any, played: Played) -> float:
+def difference(model: Any, played: EndedEpisode) -> float:
     """The largest between the log-probabilities of an episode and those that the model gives on each branch alone."""
     tokens, first = torch.tensor([*played.prompt, *played.response.tokens]), len(played.prompt)
     parents = [*range(-1, first - 1), *played.response.parents]
@@ -110,7 +110,7 @@ def test_answers_are_the_models_on_their_branches(ranks: int, count: int, tmp_pa
     config.vocab_size = VOCAB_SIZE
     config.save_pretrained(folder)
     (folder / "template.jinja").write_text(TEMPLATE)
-    found: list[tuple[list[Played], int, float]] = vllm_ranks(ranks, play, str(folder), ranks, count)
+    found: list[tuple[list[EndedEpisode], int, float]] = vllm_ranks(ranks, play, str(folder), ranks, count)
     (episodes, answers, largest), *others = found
     assert all(other == found[0] for other in others)
     assert not [each.failure for each in episodes if each.failure]

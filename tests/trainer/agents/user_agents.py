@@ -216,6 +216,23 @@ def at_most(_: Row) -> float:
 
 
 @behaviour
+def quits_refused(_: Row) -> None:
+    """Its process ends by itself, but not because of the error that it gets."""
+    try:
+        too_often(_)
+    except APIStatusError:
+        os._exit(3)
+
+
+@behaviour
+def many_names(_: Row) -> float:
+    """It asks for parameters of any name."""
+    ask([USER], extra_body={f"a{number:02}" * length: 1 for number in range(20) for length in (1, 2000)})
+    ask([USER], extra_body={"b c": 1, "z": 1})
+    return 1.0
+
+
+@behaviour
 def hangs_up(_: Row) -> float:
     """A connection is closed in the middle of a request, another before its answer; then it asks as it should."""
     host, port = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1").split(":")
@@ -245,6 +262,13 @@ def post_reward(reward: float | str) -> int:
 def posts(_: Row) -> None:
     ask([USER])
     assert post_reward(3.0) == 200
+
+
+@behaviour
+def posts_or_not(_: Row) -> float:
+    """The reward is the status of one that is posted."""
+    ask([USER])
+    return float(post_reward(3.0))
 
 
 @behaviour

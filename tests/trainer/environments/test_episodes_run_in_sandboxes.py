@@ -170,4 +170,4 @@ def test_nobody_waits_for_a_sandbox_for_ever(module: str) -> None:
     made.ask(0, "reset", {"prompt": "a"})
     while not (found := made.answers(seconds=1.0)):
         pass
-    assert found == [(0, AnswerFailure("found no free sandbox within 1 s"))]
+    assert found == [(0, AnswerFailure("found no free sandbox within 1 s", kind="no sandbox"))]

@@ -71,5 +71,6 @@ def test_a_game_that_does_not_speak_is_a_sentence() -> None:
     found = asked(made, {0: ("reset", {})})[0]
     made.close()
     assert found == AnswerFailure(
-        "reset gave a value of type int, expected a text, or messages of role and content, both texts"
+        "reset gave a value of type int, expected a text, or messages of role and content, both texts",
+        kind="raised",
     )

@@ -102,7 +102,7 @@ def test_a_failure_is_a_sentence_and_the_others_go_on() -> None:
 def test_what_takes_too_long_ends_and_what_it_has_started_too() -> None:
     hang, leave, well = outcomes("hang", "leave", "well", seconds=SHORT)
     assert well == [None, 1.0, True]
-    assert hang == leave == AnswerFailure("did not answer within 1.5 s")
+    assert hang == leave == AnswerFailure("did not answer within 1.5 s", kind="late")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_the_time_of_an_answer_can_be_paused(resumes: bool) -> None:
             made.resume(0)
         while not found:
             found = made.answers(seconds=1.0)
-    assert found == [(0, AnswerFailure("did not answer within 1.5 s") if resumes else None)]
+    assert found == [(0, AnswerFailure("did not answer within 1.5 s", kind="late") if resumes else None)]
 
 
 def test_random_numbers_are_of_the_episodes_seed() -> None:

@@ -1,7 +1,6 @@
-"""Workers on rows that are trees: updates, references, teachers and scores are those of the branches as rows."""
+"""Workers on rows that are trees: updates and references are those of the branches as rows."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,11 @@ from torch.testing import assert_close
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.telemetry import Report, merge, recorder
-from rlhf_trainer.types import PARENTS, Batch, Fields, transfers_of
+from rlhf_trainer.types import Batch, Fields, transfers_of
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.reference import ReferenceWorker
-from rlhf_trainer.workers.reward import CostWorker, RewardWorker
-from rlhf_trainer.workers.scoring import ScoringWorker
-from rlhf_trainer.workers.teacher import TeacherWorker
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_kept_ranks
-from tests.trainer.teachers import teaching
 from tests.trainer.tiny import divisible_config, save_tiny
 from tests.trainer.training import test_losses_do_not_depend_on_ranks_micro_batches_or_padding as losses
 from tests.trainer.trees import VOCABULARY, as_rows, distinct_prefixes, trees
@@ -106,16 +101,13 @@ def test_an_update_on_trees_is_that_on_their_branches(
     assert 0.0 <= record["shared_tokens"] < 1.0
 
 
-def setting_of(folder: str, role: Role, name: str, *, urls: Sequence[str] = (), **options: Any) -> WorkerSetting:
-    """Of a role in a job of an algorithm; urls: of the teachers, instead of a model."""
+def setting_of(folder: str, role: Role, name: str) -> WorkerSetting:
+    """Of a role in a job of an algorithm."""
     model = {"uri": f"file://{folder}"}
     models: dict[str, Any] = {key: {**model, "optimizer": {}} for key in losses.TRAINED.get(name, ("actor",))}
     models |= dict.fromkeys({*losses.FROZEN[name], role} - models.keys(), model)
-    if urls:
-        del models["teacher"]
-        models["teacherEndpoints"] = [{"name": "t", "url": url, "model": "x", "timeoutSeconds": 30} for url in urls]
     spec = {
-        "algorithm": {"name": name, **options},
+        "algorithm": {"name": name},
         "models": models,
         "data": losses.DATA,
         "training": {"totalSteps": 1, "promptBatchSize": 4},
@@ -146,63 +138,3 @@ def test_reference_log_probs_are_those_of_the_branches(tmp_path: Path) -> None:
     rows, at = as_rows(fields)
     (found,), (expected,) = (run_kept_ranks(1, reference_log_probs, folder, each) for each in (fields, rows))
     require_same_values(found, expected, at)
-
-
-def teacher_log_probs(folder: str, fields: Fields, options: dict[str, Any], *urls: str) -> Tensor:
-    os.environ["NO_PROXY"] = "127.0.0.1"
-    setting = setting_of(folder, "actor" if urls else "teacher", "Distillation", urls=urls, **options)
-    worker = TeacherWorker(setting)
-    (found,) = worker.compute_log_prob(batch_of(worker, "compute_log_prob", fields, setting)).values()
-    return found
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="sampled", marks=pytest.mark.slow),
-        pytest.param({"divergence": "Reverse", "topK": 4}, id="likeliest"),
-    ],
-)
-def test_a_teacher_reads_the_branches(options: dict[str, Any], tmp_path: Path) -> None:
-    folder, fields = save_tiny(tmp_path / "model", seed=3), trees(4)
-    fields["valid"] = torch.ones(len(fields["tokens"]))
-    rows, at = as_rows({name: field for name, field in fields.items() if name != "valid"})
-    (expected,) = run_kept_ranks(1, teacher_log_probs, folder, rows, options)
-    (found,) = run_kept_ranks(1, teacher_log_probs, folder, fields, options)
-    require_same_values(found, expected, at)
-    with teaching(folder) as (teacher, url):
-        (served,) = run_kept_ranks(1, teacher_log_probs, folder, fields, options, url)
-    learned = fields["response_mask"] > 0
-    assert_close(served[learned], found[learned], rtol=0, atol=2e-4)
-    sizes = rows["attention_mask"].sum(1).int().tolist()
-    branches = {tuple(row[:size].tolist()) for row, size in zip(rows["tokens"], sizes, strict=True)}
-    assert {tuple(each) for each in teacher.asked} <= branches
-
-
-def scores(folder: str, fields: Fields, kind: str) -> Tensor:
-    if kind == "cost":
-        setting = setting_of(folder, "cost", "SafeRLHF")
-        worker: Any = CostWorker(setting)
-        costs: Tensor = worker.compute_cost(batch_of(worker, "compute_cost", fields, setting))["costs"]
-        return costs
-    setting = setting_of(folder, "reward", "PPO")
-    worker = (RewardWorker if kind == "reward" else ScoringWorker)(setting)
-    found: Tensor = worker.compute_reward(batch_of(worker, "compute_reward", fields, setting))["scores"]
-    return found
-
-
-@pytest.mark.parametrize("kind", ["reward", "cost", "part of a sum"])
-def test_a_score_is_that_of_the_last_branch(kind: str, tmp_path: Path) -> None:
-    folder, fields = save_tiny(tmp_path / "model", seed=4, labels=1), trees(5)
-    rows, at = as_rows(fields)
-    width = fields["tokens"].shape[1]
-    last = [at_row * width + size - 1 for at_row, size in enumerate(fields["attention_mask"].sum(1).int().tolist())]
-    chosen = [int((at == place).any(1).int().argmax()) for place in last]
-    there = fields["attention_mask"].any(1)
-    alone = {name: field[chosen] for name, field in rows.items()}
-    for each in (fields, alone):
-        each |= {name: there.float() for name in ("valid", "finished", "sampled")}
-    (found,), (expected,) = (run_kept_ranks(1, scores, folder, each, kind) for each in (fields, alone))
-    assert PARENTS in fields
-    assert_close(found[there], expected[there], rtol=0, atol=2e-5)
-    assert len(set(found[there].tolist())) == int(there.sum())

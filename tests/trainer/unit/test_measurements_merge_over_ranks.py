@@ -118,3 +118,9 @@ def test_the_effective_share_is_that_of_equal_weights() -> None:
         == 1.0
     )
     assert effective_share({"correction/weight": 0.0, "correction/squared_weight": 0.0}) == effective_share({}) == {}
+
+
+def test_a_warning_is_short_and_can_be_encoded() -> None:
+    recorder = Recorder()
+    recorder.warn("name", "\ud800" + "a" * 3000)
+    assert recorder.drain().warnings == {"name": "\\ud800" + "a" * 1999}

@@ -4,17 +4,19 @@ No answer is encoded again. A call that goes on from an earlier one gets that ca
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from typing import Any
 
-from rlhf_trainer.agents.openai_format import Answer, RefusalError, Request, answer_message
+from rlhf_trainer.agents.openai_format import Answer, RefusalError, Request, answer_message, few_names, refusing
 from rlhf_trainer.chat import ASSISTANT, ChatMessage, name_of, read_message
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.generation.vllm_engine import Response
+
+CHARACTERS = 16
+"""Most characters of a request for each token that an episode may have."""
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Tree:
 
 @dataclass
 class Call:
-    """Call of the model that is answered or has an answer."""
+    """Call of the model, under way or answered."""
 
     request: Request
     prompt: Ids
@@ -88,11 +90,11 @@ class Call:
     """Text of the request's `stop` that ended the answer and is not shown."""
 
     def rest_of(self, request: Request) -> list[ChatMessage] | str:
-        """Return what a request adds to this call with its answer; nothing if it does not go on from there."""
+        """Return what a request appends to this call and its answer; empty if it does not continue them."""
         mine, prompt, answer = self.request.prompt, request.prompt, self.answer
         if answer and isinstance(mine, str) and isinstance(prompt, str):
-            before = mine + answer["content"]
-            return prompt[len(before) :].removeprefix(self.stop) if prompt.startswith(before) else ""
+            before = mine + answer["content"] + self.stop
+            return prompt[len(before) :] if prompt.startswith(before) else ""
         if not answer or isinstance(mine, str) or isinstance(prompt, str) or request.tools != self.request.tools:
             return ""
         rest = prompt[len(mine) + 1 :]
@@ -101,9 +103,10 @@ class Call:
 
 
 def _content(message: ChatMessage) -> tuple[Any, ...]:
-    """Return what two messages with the same text and calls have in common; clients change the rest."""
-    calls = [call.get("function", call) for call in message.get("tool_calls", ())]
-    return message["role"], message["content"].strip(), [(name_of(each), each.get("arguments")) for each in calls]
+    """Return (role, text, tool calls) of a message; an echoed answer is known by these, as clients change the rest."""
+    calls = message.get("tool_calls", ())
+    called = [(name_of(each), each.get("function", each).get("arguments")) for each in calls]
+    return message["role"], message["content"].strip(), called
 
 
 class Conversation:
@@ -115,10 +118,13 @@ class Conversation:
         prompt_tokens: most tokens of the first call's prompt; tokens: most tokens of the tree after that prompt.
         """
         self._encoder, self._most_prompt, self._most, self._most_calls = encoder, prompt_tokens, tokens, calls
+        self._most_characters = CHARACTERS * (prompt_tokens + tokens)
         self._calls: list[Call] = []
         self.tree, self._first = Tree(), 0
         self.limit = ""
         """Sentence on the first limit that a call has met; empty if none has."""
+        self.encoded_again = 0
+        """Number of calls that go on from an earlier one, and do not have its ids."""
         self.ignored: set[str] = set()
         """Parameters of calls that changed nothing: other sampling, and tools that the chat template does not write."""
 
@@ -129,17 +135,18 @@ class Conversation:
 
     @property
     def prompt(self) -> Ids:
-        """Token ids of the first call's prompt; after `response` that of the first call with an answer."""
+        """Token ids of the first call's prompt; after `finish` that of the first call with an answer."""
         return self.tree.tokens[: self._first]
 
     def begin(self, request: Request) -> Call:
         """Return the call of a request, with its prompt's ids. RefusalError beyond a limit, or for a bad prompt."""
         if len(self._calls) == self._most_calls:
             raise self._limited(f"the episode has had its {self._most_calls} calls (rollout.maxTurns)")
-        try:
+        with refusing():
+            if request.characters > self._most_characters:
+                limits = f"{CHARACTERS} for each token of data.maxPromptTokens and data.maxResponseTokens"
+                raise self._limited(f"the request has more than {self._most_characters} characters, {limits}")
             ids = self._ids(request)
-        except DataError as error:
-            raise RefusalError(400, f"the request {error}") from error
         if not ids:
             raise RefusalError(400, "the request has a prompt without tokens")
         if not self.tree.tokens and len(ids) > self._most_prompt:
@@ -149,7 +156,7 @@ class Conversation:
         room = self._room - (len(ids) - known if self.tree.tokens else 0)
         if room < 1:
             raise self._limited(f"the episode has no room for an answer in data.maxResponseTokens ({self._most})")
-        self.ignored |= {*request.ignored}
+        self.ignored = {*few_names([*self.ignored, *request.ignored])}
         leaf = self.tree.grow(parent, ids[known:])
         self._first = self._first or len(ids)
         call = Call(request, ids, leaf, min(room, request.max_tokens or room), len(self._calls))
@@ -179,11 +186,12 @@ class Conversation:
             message=message,
             reason="stop" if is_stopped else "length",
             prompt_tokens=len(call.prompt),
-            pieces=self._encoder.pieces(tokens),
+            written_tokens=len(tokens),
+            pieces=self._encoder.pieces(tokens) if call.request.has_log_probs else (),
             log_probs=response.log_probs[: len(tokens)],
         )
 
-    def response(self, *, finished: bool) -> Response:
+    def finish(self, *, finished: bool) -> Response:
         """Return the tree's tokens after `prompt` as a response; the conversation is over."""
         tree = self.tree
         tree.prune()
@@ -204,12 +212,14 @@ class Conversation:
         return self._most - (len(self.tree.tokens) - self._first)
 
     def _ids(self, request: Request) -> Ids:
-        """Return the ids of a request's prompt, which may go on from an earlier call: the longest."""
+        """Return the ids of a request's prompt. The longest earlier call that it continues keeps its ids."""
         found = [(call, rest) for call in reversed(self._calls) if (rest := call.rest_of(request))]
         if found:
             call, rest = min(found, key=lambda each: len(each[1]))
-            with suppress(DataError):
+            try:
                 return [*call.prompt, *call.written, *self._encoder.observation(rest, ended=call.ended)]
+            except DataError:  # the template does not write the new messages alone
+                self.encoded_again += 1
         ids = self._encoder.prompt(request.prompt, request.tools)
         if request.tools and ids == self._encoder.prompt(request.prompt):
             self.ignored.add("tools")

@@ -1,8 +1,10 @@
 """OpenAI's format: what a program sends to the proxy becomes a `Request`, and an `Answer` becomes JSON."""
 
 import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
@@ -10,6 +12,7 @@ from uuid import uuid4
 
 from rlhf_trainer.chat import ASSISTANT, BadValueError, ChatMessage, kind_of, read_message, read_tools, require
 from rlhf_trainer.environments.tools import CALL
+from rlhf_trainer.errors import DataError
 
 MODEL = "policy"
 """Name of the model that is trained, for requests."""
@@ -30,7 +33,10 @@ NEUTRAL: Mapping[str, object] = {
     "parallel_tool_calls": True,
 }
 """Parameter of a request that is ignored -> its value that changes nothing, besides null."""
-MAX_STOPS = 16
+NAME, OTHERS, MAX_NAMES = re.compile(r"\w{1,64}"), "others", 16
+"""Name that is shown, the word for names that are not, and the most names that are shown."""
+MAX_STOPS, MAX_NESTING = 16, 64
+"""Most texts of `stop`, and most levels of mappings and lists in messages, tools and arguments of calls."""
 
 
 class RefusalError(Exception):
@@ -61,6 +67,11 @@ class Request:
     ignored: Sequence[str] = ()
     """Parameters that ask for other answers than the job's sampling gives."""
 
+    @property
+    def characters(self) -> int:
+        """Number of characters of prompt and tools; BadValueError if they are nested too deep."""
+        return sum(map(len, texts_in([self.prompt, self.tools])))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -70,11 +81,37 @@ class Answer:
     """The answer as a message; with completions its content is the text."""
     reason: Literal["stop", "length"]
     prompt_tokens: int
+    written_tokens: int
     pieces: Sequence[str]
-    """Text of each token of the answer."""
+    """Text of each token of the answer; empty if the request does not ask for log-probabilities."""
     log_probs: Sequence[float]
 
 
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn any error of the block into a RefusalError: a program's request fails alone, whatever is in it."""
+    try:
+        yield
+    except RefusalError:
+        raise
+    except (BadValueError, DataError) as error:
+        raise RefusalError(400, f"the request {error}") from error
+    except Exception as error:
+        raise RefusalError(400, f"the request cannot be read: {type(error).__name__}") from error
+
+
+def texts_in(value: object) -> list[str]:
+    """Return the keys and texts of a JSON value; BadValueError if it has more than MAX_NESTING levels."""
+    texts, level = list[str](), [value]
+    for _ in range(MAX_NESTING):
+        texts += [each for each in level if isinstance(each, str)]
+        inner = ([*each, *each.values()] if isinstance(each, dict) else each for each in level)
+        level = [value for values in inner if isinstance(values, list) for value in values]
+    require(not level, f"is nested more than {MAX_NESTING} deep")
+    return texts
+
+
+@refusing()
 def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Mapping[str, object]) -> Request:
     """Return what a request asks for; RefusalError for what the proxy does not do.
 
@@ -83,22 +120,26 @@ def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Ma
     if body.get("model") not in (MODEL, model):
         raise RefusalError(404, f"there is no model {body.get('model')!r:.80}, expected {MODEL!r}")
     own = {**NEUTRAL, **sampling}
-    try:
-        for name, only in ONLY.items():
-            require(body.get(name) in (None, only), f"has {name} {body.get(name)!r:.60}, expected {only!r}")
-        log_probs = body.get("logprobs")
-        require(log_probs in (None, 0, 1), "asks for log-probabilities of other tokens than the answer's")
-        return Request(
-            prompt=_messages(body.get("messages")) if path == CHAT else _text(body.get("prompt")),
-            tools=read_tools(body.get("tools")),
-            max_tokens=_max_tokens(body),
-            stop=_stops(body.get("stop")),
-            streams=bool(body.get("stream")),
-            has_log_probs=log_probs is not None and log_probs is not False,
-            ignored=[name for name, value in body.items() if name not in KNOWN and value not in (None, own.get(name))],
-        )
-    except (BadValueError, RecursionError) as error:
-        raise RefusalError(400, f"the request {error}") from error
+    for name, only in ONLY.items():
+        require(body.get(name) in (None, only), f"has {name} {body.get(name)!r:.60}, expected {only!r}")
+    log_probs = body.get("logprobs")
+    require(log_probs in (None, 0, 1), "asks for log-probabilities of other tokens than the answer's")
+    return Request(
+        prompt=_messages(body.get("messages")) if path == CHAT else _text(body.get("prompt")),
+        tools=read_tools(body.get("tools")),
+        max_tokens=_max_tokens(body),
+        stop=_stops(body.get("stop")),
+        streams=bool(body.get("stream")),
+        has_log_probs=log_probs is not None and log_probs is not False,
+        ignored=few_names(each for each in body if each not in KNOWN and body[each] not in (None, own.get(each))),
+    )
+
+
+def few_names(names: Iterable[str]) -> list[str]:
+    """Return at most MAX_NAMES of some names of a program's, in order; OTHERS stands for the rest."""
+    given = {*names}
+    found = sorted(each for each in given - {OTHERS} if NAME.fullmatch(each))[:MAX_NAMES]
+    return [*found, *[OTHERS][: len(given) - len(found)]]
 
 
 def _messages(given: Any) -> list[ChatMessage]:
@@ -132,8 +173,9 @@ def answer_message(text: str, *, may_call: bool) -> ChatMessage:
     for each in CALL.findall(text) if may_call else ():
         try:
             call = json.loads(each)
+            texts_in(call)  # a call that is nested too deep for a request is text
             function = {"name": str(call["name"]), "arguments": json.dumps(call.get("arguments") or {})}
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        except (BadValueError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
             return {"role": ASSISTANT, "content": text}
         calls.append({"index": len(calls), "id": f"call_{uuid4().hex}", "type": "function", "function": function})
     if not calls:
@@ -143,10 +185,10 @@ def answer_message(text: str, *, may_call: bool) -> ChatMessage:
 
 def object_of(request: Request, answer: Answer) -> dict[str, Any]:
     """Return the JSON object of an answer; that of a request for a stream is the only event before its end."""
-    is_chat, written = not isinstance(request.prompt, str), len(answer.pieces)
+    is_chat = not isinstance(request.prompt, str)
     kind = f"chat.completion{'.chunk' * request.streams}" if is_chat else "text_completion"
     name = "delta" if request.streams else "message"
-    said = {name: answer.message} if is_chat else {"text": answer.message["content"]}
+    content = {name: answer.message} if is_chat else {"text": answer.message["content"]}
     log_probs = (_log_probs if is_chat else _log_probs_of_text)(answer) if request.has_log_probs else None
     is_call = "tool_calls" in answer.message and answer.reason == "stop"
     reason = "tool_calls" if is_call else answer.reason
@@ -155,11 +197,11 @@ def object_of(request: Request, answer: Answer) -> dict[str, Any]:
         "object": kind,
         "created": int(time.time()),
         "model": MODEL,
-        "choices": [{"index": 0, **said, "finish_reason": reason, "logprobs": log_probs}],
+        "choices": [{"index": 0, **content, "finish_reason": reason, "logprobs": log_probs}],
         "usage": {
             "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": written,
-            "total_tokens": answer.prompt_tokens + written,
+            "completion_tokens": answer.written_tokens,
+            "total_tokens": answer.prompt_tokens + answer.written_tokens,
         },
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_trainer.rewards.function import MAX_SHOWN, WrongAnswerError, imported
-from rlhf_trainer.rewards.supervision import ending_of
+from rlhf_trainer.rewards.supervision import Kind, ending_of
 
 TAIL_BYTES = 4096
 """Number of the last bytes of a command's standard error in which its last line is looked for."""
@@ -27,7 +27,8 @@ class Agent:
     def run(self, given: Mapping[str, Any]) -> Any:
         """Run the program; returns the function's result, which may be awaited, or None for a command.
 
-        given: `row` of the data, and `variables` of the environment. A command that fails is a WrongAnswerError.
+        given: `row` of the data, and `variables` of the environment. A command gets the row as its standard input;
+        WrongAnswerError if it fails.
         """
         os.environ.update(given["variables"])
         if self._function:
@@ -35,16 +36,11 @@ class Agent:
         return self._call_command(json.dumps(given["row"]).encode())
 
     def _call_command(self, row: bytes) -> None:
-        """Run the command; its standard input, which RLHF_ROW names, is a file in memory that holds the row."""
-        handle = os.memfd_create("row")
-        with os.fdopen(handle, "wb") as given, tempfile.TemporaryFile() as errors:
-            given.write(row)
-            given.flush()
-            given.seek(0)
-            variables = {**os.environ, "RLHF_ROW": f"/proc/{os.getpid()}/fd/{handle}"}
-            code = subprocess.run(self._command, stdin=given, stderr=errors, env=variables, check=False).returncode
+        with tempfile.TemporaryFile() as errors:
+            code = subprocess.run(self._command, input=row, stderr=errors, check=False).returncode
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = errors.read().decode(errors="replace").split("\n")
         if code:
-            said = next((": " + line.strip()[:MAX_SHOWN] for line in reversed(lines) if line.strip()), "")
-            raise WrongAnswerError(f"no result, as the command {ending_of(code)}{said}")
+            last = next((": " + line.strip()[:MAX_SHOWN] for line in reversed(lines) if line.strip()), "")
+            kind: Kind = "raised" if code > 0 else "lost"
+            raise WrongAnswerError(f"no result, as the command {ending_of(code)}{last}", kind=kind)

@@ -1,6 +1,6 @@
 """HTTP server between programs and the model, in OpenAI's format: one for each engine, in a thread of its own.
 
-It knows no engine: requests wait in a queue, in the order of their arrival, until a loop takes them.
+It knows no engine: requests wait in a queue until `ProgramRunner` takes them.
 """
 
 import asyncio
@@ -9,22 +9,24 @@ import queue
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from rlhf_trainer.agents.openai_format import CHAT, COMPLETIONS, MODEL, REWARD, RefusalError
 
+PATHS = (CHAT, COMPLETIONS, REWARD)
 HOST, MAX_BYTES, MAX_PENDING = "127.0.0.1", 2**20, 32
 """Address of the server, most bytes of a request, and most requests of an episode that wait for their answers."""
+ENDED = "the key is that of no running episode"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Posted:
+class PendingRequest:
     """Request of a program, which waits for the answer."""
 
     key: str
@@ -46,20 +48,31 @@ class Posted:
             self.answer.set_result(response)
 
 
+@dataclass
+class Requests:
+    """Requests of a running episode."""
+
+    under_way: int = 0
+    read: int = 0
+    """Number of requests whose body was read."""
+    refused: int = 0
+    pending: set[PendingRequest] = field(default_factory=set)
+
+
 class Proxy:
     """Server for the programs of many episodes, each of which has a key of its own."""
 
-    def __init__(self) -> None:
-        """Start the server on a free port of this machine's own interface."""
-        self._news: queue.SimpleQueue[tuple[Posted, bool]] = queue.SimpleQueue()
-        self._keys, self._pending, self._refused = set[str](), Counter[str](), Counter[str]()
-        """Keys of the running episodes; numbers of requests under way, and refused here, by key."""
+    def __init__(self, *, requests: int) -> None:
+        """Start the server on a free port of this machine's own interface. requests: most of an episode."""
+        self._most = requests
+        self._received: queue.SimpleQueue[tuple[PendingRequest, bool]] = queue.SimpleQueue()
+        self._episodes: dict[str, Requests] = {}
+        """Requests of each running episode by its key."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         app = web.Application(client_max_size=MAX_BYTES)
-        app.add_routes([web.post(path, self._post) for path in (CHAT, COMPLETIONS, REWARD)])
-        app.add_routes([web.get("/v1/models", self._models)])
+        app.add_routes([web.get("/v1/models", self._models), web.route("*", "/{path:.*}", self._answer)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         self._await(self._runner.setup())
         self._await(web.TCPSite(self._runner, HOST, 0).start())
@@ -68,23 +81,28 @@ class Proxy:
 
     def open(self) -> str:
         """Return the key of a new episode, by which its requests are known."""
-        self._keys.add(key := secrets.token_urlsafe(24))
+        self._episodes[key := secrets.token_urlsafe(24)] = Requests()
         return key
 
     def forget(self, key: str) -> int:
-        """Refuse what is sent by an episode's key from now on; returns the number of requests refused so far."""
-        self._keys.discard(key)
-        return self._refused.pop(key, 0)
+        """Refuse an episode's open requests, and all later ones; returns the number of requests refused before."""
+        return self._await(self._forget(key))
 
-    def news(self, *, seconds: float) -> list[tuple[Posted, bool]]:
-        """Return (request, whether its program does not wait for the answer any more) of all news in their order.
+    async def _forget(self, key: str) -> int:
+        episode, ended = self._episodes.pop(key), RefusalError(401, ENDED)
+        for each in episode.pending:
+            each.reply(ended.body, status=ended.status)
+        return episode.refused
+
+    def received(self, *, seconds: float) -> list[tuple[PendingRequest, bool]]:
+        """Return (request, whether its program has stopped waiting for the answer) of all that came, in order.
 
         seconds: longest wait for the first.
         """
-        found = list[tuple[Posted, bool]]()
+        found = list[tuple[PendingRequest, bool]]()
         with suppress(queue.Empty):
             while True:
-                found.append(self._news.get(block=not found and seconds > 0, timeout=seconds))
+                found.append(self._received.get(block=not found and seconds > 0, timeout=seconds))
         return found
 
     def close(self) -> None:
@@ -94,34 +112,53 @@ class Proxy:
         self._thread.join()
         self._loop.close()
 
-    def _await(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+    def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "rlhf"}]})
 
-    async def _post(self, request: web.Request) -> web.Response:
+    async def _answer(self, request: web.Request) -> web.Response:
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        episode = self._episodes.get(key, Requests())
+        episode.under_way += 1
         try:
-            if key not in self._keys:
-                raise RefusalError(401, "the key is that of no running episode")
-            body = await _body_of(request)
-            if self._pending[key] >= MAX_PENDING:
-                raise RefusalError(429, f"{MAX_PENDING} requests of the episode wait for their answers")
+            pending = await self._pending(key, episode, request)
         except RefusalError as refusal:
-            self._refused[key] += key in self._keys
+            episode.refused += 1
             headers = {"Retry-After": "1"} if refusal.status == 429 else {}
             return web.json_response(refusal.body, status=refusal.status, headers=headers)
-        posted = Posted(key, request.path, body, self._loop.create_future())
-        self._pending[key] += 1
-        self._news.put((posted, False))
+        else:
+            return await self._answered(pending, episode)
+        finally:
+            episode.under_way -= 1
+
+    async def _pending(self, key: str, episode: Requests, request: web.Request) -> PendingRequest:
+        """Read a request for the engine's thread; RefusalError for one that the thread need not see."""
+        if key not in self._episodes:
+            raise RefusalError(401, ENDED)
+        if request.method != "POST" or request.path not in PATHS:
+            raise RefusalError(404, f"there is no {request.path:.80}, expected {', '.join(PATHS)}")
+        if episode.under_way > MAX_PENDING:
+            raise RefusalError(429, f"{MAX_PENDING} requests of the episode wait for their answers")
+        if episode.read == self._most:
+            raise RefusalError(403, f"the episode has had its {self._most} requests, refused ones among them")
+        episode.read += 1
+        body = await _body_of(request)
+        if key not in self._episodes:  # the episode has ended meanwhile
+            raise RefusalError(401, ENDED)
+        return PendingRequest(key, request.path, body, self._loop.create_future())
+
+    async def _answered(self, pending: PendingRequest, episode: Requests) -> web.Response:
+        episode.pending.add(pending)
+        self._received.put((pending, False))
         try:
-            return await posted.answer
+            return await pending.answer
         except asyncio.CancelledError:  # the program has closed the connection
-            self._news.put((posted, True))
+            self._received.put((pending, True))
             raise
         finally:
-            self._pending -= Counter([key])  # it drops a key without requests
+            episode.pending.remove(pending)
 
 
 async def _body_of(request: web.Request) -> Mapping[str, Any]:

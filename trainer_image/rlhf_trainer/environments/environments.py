@@ -185,10 +185,11 @@ class Environments:
             episode.until = time.monotonic() + self._seconds
             return BEGUN
         self._drop_request(episode)
-        return AnswerFailure(answer["problem"]) if "problem" in answer else answer["answer"]
+        problem, kind = answer.get("problem"), answer.get("kind", "raised")
+        return AnswerFailure(problem, kind=kind) if problem else answer["answer"]
 
     def _lateness(self) -> AnswerFailure:
-        return AnswerFailure(f"did not answer within {self._seconds:g} s")
+        return AnswerFailure(f"did not answer within {self._seconds:g} s", kind="late")
 
     def _failure_of(self, number: int) -> AnswerFailure:
         """Return the failure of an episode whose process has closed its socket."""
@@ -273,7 +274,7 @@ class EpisodeServer:
             found = self._awaited(getattr(self._environment, method)(given))
             return {"answer": ANSWERS[method](found)}
         except WrongAnswerError as error:
-            return {"problem": f"{method} gave {error}{place_of(function)}"}
+            return {"problem": f"{method} gave {error}{place_of(function)}", "kind": error.kind}
         except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises
             return {"problem": f"{called} raised {description_of(error, function)}"}
 

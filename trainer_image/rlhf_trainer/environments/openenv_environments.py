@@ -45,7 +45,7 @@ class Environment:
         return self._text(observation) if self._observation is None or observation.get(self._observation) else None
 
     def step(self, response: str) -> tuple[str | None, float, bool]:
-        """Send an action; an action that the environment does not understand is told the model as an `error`."""
+        """Send an action. An action that the environment refuses is answered by text that begins with `error`."""
         try:
             action = {self._action: response} if self._action else json.loads(response)
         except ValueError as error:

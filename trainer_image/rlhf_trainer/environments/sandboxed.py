@@ -63,14 +63,14 @@ class SandboxedEpisodes:
             try:
                 channel = self._sandboxes.open(request, until=time.monotonic() + self._patience)
             except NoSandboxError as error:
-                send(theirs, {"problem": str(error)})
+                send(theirs, {"problem": str(error), "kind": "no sandbox"})
                 return
             with channel:
                 channel.settimeout(None)
                 send(theirs, {"begun": True})
                 send(channel, call)
                 Tunnel(channel, theirs, model=_model_of(call)).carry()
-                send(theirs, {"problem": "lost its sandbox, or ended its process there"})
+                send(theirs, {"problem": "lost its sandbox, or ended its process there", "kind": "lost"})
 
 
 def _model_of(call: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -48,7 +48,7 @@ class Response:
     written: Sequence[bool] = ()
     """True for each token of an episode that the model wrote, False for the environment's; empty: the model's only."""
     parents: Sequence[int] = ()
-    """Index in prompt and response of the token before each token in its branch, -1: none; empty: the one before it."""
+    """Index, in prompt and response, of each token's predecessor; -1: none. Empty: each follows the one before it."""
 
 
 @dataclass(frozen=True)

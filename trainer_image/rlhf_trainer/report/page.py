@@ -128,21 +128,24 @@ def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": shortened(row["prompt"], MAX_CHARACTERS),
         "response": shortened(row["response"], MAX_CHARACTERS),
         "columns": shortened(json.dumps(columns, ensure_ascii=False), MAX_CHARACTERS) if columns else "",
-        **{
-            name: {str(key): _number(value) for key, value in found.items()} if isinstance(found, dict) else {}
-            for name, found in {"parts": parts, "episode": episode}.items()
-        },
+        "parts": _numbers(parts),
+        "episode": _numbers(episode),
         "turns": [
             {
                 "text": shortened(str(turn.get("text")), MAX_CHARACTERS),
                 "written": bool(turn.get("written")),
-                **{name: _number(turn.get(name)) for name in ("reward", "after") if name in (*turn, "reward")},
+                "reward": _number(turn.get("reward")),
+                **({"after": _number(turn["after"])} if "after" in turn else {}),
             }
             for turn in (turns if isinstance(turns, list) else [])
             if isinstance(turn, dict)
         ],
         **{name: _number(row.get(name)) for name in NUMBERS},
     }
+
+
+def _numbers(found: object) -> dict[str, float | None]:
+    return {str(name): _number(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _number(value: object) -> float | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from rlhf_api.sandbox_server import receive, send
 from rlhf_trainer.rewards.sample import EXPECTED, SCORE, Sample, Score, is_score
-from rlhf_trainer.rewards.supervision import AnswerFailure, UserProcess, guard
+from rlhf_trainer.rewards.supervision import AnswerFailure, Kind, UserProcess, guard
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
 """Parameters of every user function, as in `rlhf_api.spec.functions`, whose import is too slow for this process."""
@@ -46,6 +46,10 @@ OWN_FILES = (
 
 class WrongAnswerError(Exception):
     """Error for a value of a wrong type from a user's environment; the text follows the method's name in a sentence."""
+
+    def __init__(self, what: str, *, kind: Kind = "raised") -> None:
+        super().__init__(what)
+        self.kind = kind
 
 
 class UserFunction:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rlhf_api.sandbox_server import receive, send
 
@@ -42,6 +42,8 @@ JUDGEMENT = struct.Struct("16sd")
 Serve = Callable[[socket.socket, str], None]
 """Function (socket, entry points with commas between) that answers calls until the trainer closes the socket."""
 Item = TypeVar("Item")
+Kind = Literal["raised", "lost", "late", "no sandbox"]
+"""Kinds of failures: an error that the code raised itself, a lost process or pod, lateness, and no free pod."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class AnswerFailure:
     """Sentence on the failure without its subject, such as `did not return within 5 s`."""
     index: int | None = None
     """Index of the sample at which the user code failed, if known."""
+    kind: Kind = "lost"
 
 
 class UserProcess:

@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.agents.conversation import Call, Conversation
-from rlhf_trainer.agents.openai_format import MODEL, REWARD, RefusalError, object_of, read_request
-from rlhf_trainer.agents.proxy import HOST, Posted, Proxy
+from rlhf_trainer.agents.openai_format import MODEL, REWARD, RefusalError, few_names, object_of, read_request, refusing
+from rlhf_trainer.agents.proxy import HOST, PendingRequest, Proxy
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.environments import Environments
@@ -30,24 +30,26 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.episodes import MAX_EPISODES, ResponseEnded, require_some
 from rlhf_trainer.workers.samples import EPISODES, RAW_PROMPTS, as_bytes, from_bytes
 
+REQUESTS = 4
+"""Most requests of an episode for each of rollout.maxTurns, refused ones among them."""
 IDLE_SECONDS = 0.01
 """Seconds that an idle engine waits for a call before it looks for ended programs and new weights."""
 COUNTED = ("refused", "dropped", "program_seconds", "waiting_seconds", "model_seconds")
 """Sums of an episode: requests that got an error; calls whose program did not wait for the answer; seconds without a
 call under way; seconds of the answered calls before the engine had the call, and after it.
 """
-NOTHING = Response(tokens=(), log_probs=(), finished=False, versions=())
+EMPTY_RESPONSE = Response(tokens=(), log_probs=(), finished=False, versions=())
 Row = tuple[Mapping[str, Any], Ids]
 """Row of the data for a program, and the token ids of its prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class EndedEpisode:
     """Episode that has ended, or a padding row, which is not played."""
 
     prompt: Ids
     """Token ids of the first call's prompt, or of the row's if there was no call."""
-    response: Response = NOTHING
+    response: Response = EMPTY_RESPONSE
     reward: float = 0.0
     failure: str = ""
     """Reason why nothing is learned from the episode, as the predicate of a sentence; empty if it is."""
@@ -56,13 +58,13 @@ class Played:
 
 
 @dataclass
-class Orders:
+class EngineCommands:
     """Changes that an engine's first rank has all ranks make before the next token."""
 
     begun: list[tuple[int, Ids, int, dict[str, Any]]] = field(default_factory=list)
     """Number, prompt, seed and options of each call that begins, as `GenerationEngine.begin` takes them."""
     aborted: list[int] = field(default_factory=list)
-    ended: list[tuple[int, Played]] = field(default_factory=list)
+    ended: list[tuple[int, EndedEpisode]] = field(default_factory=list)
     """Row and result of each episode that has ended."""
 
 
@@ -80,44 +82,55 @@ class Program:
     since: float = field(default_factory=time.monotonic)
     """Time from which no call was under way."""
 
-    def played(self, found: Any, prompt: Ids) -> Played:
-        """Return the ended episode; found: the program's result or failure; prompt: that of the row."""
+    def end(self, found: Any, prompt: Ids, *, needs_reward: bool) -> EndedEpisode:
+        """Return the ended episode; found: result or failure; needs_reward: whether no one else gives one."""
         talk, failure = self.conversation, self.failure
-        if isinstance(found, AnswerFailure):  # which is no failure after a limit
-            failure = failure or ("" if talk.limit else found.what)
-        elif found is not None:
-            self.rewards.append(found)
+        response = talk.finish(finished=not talk.limit)
+        if isinstance(found, AnswerFailure):
+            is_excused = bool(talk.limit) and found.kind == "raised"  # by the refusal, most likely
+            failure = failure or ("" if is_excused else found.what)
+        else:
+            self.rewards += [] if found is None else [found]
+            failure = failure or "gave no reward" * (needs_reward and not self.rewards)
         if len(self.rewards) > 1:
             failure = "gave two rewards"
-        response = talk.response(finished=not talk.limit)
-        if not response.tokens and not failure:
+        if not response.tokens and failure in ("", "gave no reward"):
             failure = f"ended without an answer of the model{': ' * bool(talk.limit)}{talk.limit}"
-        counts = {"calls": talk.answered, "branches": talk.tree.branches, "prompt_tokens": len(talk.prompt)}
-        return Played(
+        counts = {"calls": talk.answered, "branches": talk.tree.branches, "encoded_again": talk.encoded_again}
+        return EndedEpisode(
             prompt=talk.prompt or prompt,
             response=response,
             reward=sum(self.rewards) if response.tokens else 0.0,
             failure=failure,
-            facts={**counts, "ignored": sorted(talk.ignored), **self.facts},
+            facts={**counts, "prompt_tokens": len(talk.prompt), "ignored": sorted(talk.ignored), **self.facts},
         )
 
 
-class Stage:
+class ProgramRunner:
     """Programs of an engine, and their proxy, on the engine's first rank."""
 
-    def __init__(
-        self, environments: Environments, new_conversation: Callable[[], Conversation], requests: Mapping[str, Any]
-    ) -> None:
-        """Wait for the import of the user's module, and start the proxy. requests: options of `read_request`."""
+    def __init__(self, setting: WorkerSetting, tokenizer: PreTrainedTokenizerBase, environments: Environments) -> None:
+        """Wait for the import of the user's module, and start the proxy."""
         environments.ready()
-        self._environments, self._new_conversation, self._requests = environments, new_conversation, requests
-        self._proxy, self._numbers = Proxy(), itertools.count()
+        data, rollout = setting.job.spec.data, setting.job.spec.rollout
+        self._new_conversation = partial(
+            Conversation,
+            TurnEncoder(tokenizer, chat_template="Never", ends=setting.end_tokens(tokenizer)),
+            prompt_tokens=data.max_prompt_tokens,
+            tokens=data.max_response_tokens,
+            calls=rollout.max_turns,
+        )
+        sampling = {"temperature": rollout.temperature, **rollout.sampling_parameters(greedy=False)}
+        self._requests: dict[str, Any] = {"model": setting.model.uri, "sampling": sampling}
+        self._gives_reward = setting.job.spec.models.reward is None
+        self._environments, self._proxy = environments, Proxy(requests=REQUESTS * rollout.max_turns)
+        self._numbers = itertools.count()
         self._programs: dict[str, Program] = {}
         """Running programs by the key of their episode."""
-        self._calls: dict[int, tuple[Posted, Call, float]] = {}
+        self._calls: dict[int, tuple[PendingRequest, Call, float]] = {}
         """Number -> call under way, and the time at which the engine got it."""
         self._rows: Mapping[int, Row] = {}
-        self._waiting, self._orders = deque[int](), Orders()
+        self._waiting, self._commands = deque[int](), EngineCommands()
         self._seed: Callable[[int, int], int] = lambda *_: 0
 
     def close(self) -> None:
@@ -129,32 +142,33 @@ class Stage:
         """Have programs played for rows, by their numbers; seed: function of (row, number of a call)."""
         self._rows, self._seed, self._waiting = rows, seed, deque(rows)
 
-    def orders(self, *, is_idle: bool) -> Orders:
+    def commands(self, *, is_idle: bool) -> EngineCommands:
         """Take what programs have sent, and return what follows; is_idle: whether to wait a little for a call."""
         while self._waiting and len(self._programs) < MAX_EPISODES:
             self._start(self._waiting.popleft())
         ended = self._environments.answers(seconds=0)
-        for posted, is_gone in self._proxy.news(seconds=IDLE_SECONDS if is_idle and not ended else 0):
-            self._take(posted, is_gone=is_gone)  # before the ends: it was sent before
+        for pending, is_gone in self._proxy.received(seconds=IDLE_SECONDS if is_idle and not ended else 0):
+            self._take(pending, is_gone=is_gone)  # before the ends: it was sent before
         keys = {program.row: key for key, program in self._programs.items()}
         for row, found in ended:
             self._end(keys[row], found)
-        orders, self._orders = self._orders, Orders()
-        return orders
+        commands, self._commands = self._commands, EngineCommands()
+        return commands
 
     def answer(self, number: int, response: Response) -> None:
         """Send a program the engine's response to its call."""
         if number not in self._calls:
             return
-        posted, call, begun = self._calls[number]
-        program = self._programs[posted.key]
-        program.facts["waiting_seconds"] += begun - posted.arrived
+        pending, call, begun = self._calls[number]
+        program = self._programs[pending.key]
+        program.facts["waiting_seconds"] += begun - pending.arrived
         program.facts["model_seconds"] += time.monotonic() - begun
         try:
-            answer = program.conversation.end(call, response)
-            posted.reply(object_of(call.request, answer), streams=call.request.streams)
+            with refusing():
+                answer = object_of(call.request, program.conversation.end(call, response))
+            pending.reply(answer, streams=call.request.streams)
         except RefusalError as refusal:
-            self._refuse(program, posted, refusal)
+            self._refuse(program, pending, refusal)
         self._forget(number)
 
     def _start(self, row: int) -> None:
@@ -165,42 +179,41 @@ class Stage:
         self._environments.begin(row, self._seed(row, 0))
         self._environments.ask(row, "run", {"row": self._rows[row][0], "variables": variables})
 
-    def _take(self, posted: Posted, *, is_gone: bool) -> None:
+    def _take(self, pending: PendingRequest, *, is_gone: bool) -> None:
         if is_gone:
-            for number in [number for number, (each, *_) in self._calls.items() if each is posted]:
+            for number in [number for number, (each, *_) in self._calls.items() if each is pending]:
                 self._drop(number)
-        elif program := self._programs.get(posted.key):  # the program of an ended episode is killed
+        elif program := self._programs.get(pending.key):  # the program of an ended episode is killed
             try:
-                (self._reward if posted.path == REWARD else self._begin)(program, posted)
+                (self._reward if pending.path == REWARD else self._begin)(program, pending)
             except RefusalError as refusal:
-                self._refuse(program, posted, refusal)
+                self._refuse(program, pending, refusal)
 
-    def _begin(self, program: Program, posted: Posted) -> None:
-        request = read_request(posted.path, posted.body, **self._requests)
+    def _begin(self, program: Program, pending: PendingRequest) -> None:
+        request = read_request(pending.path, pending.body, **self._requests)
         call, number, now = program.conversation.begin(request), next(self._numbers), time.monotonic()
         if not program.under_way:
             self._environments.pause(program.row)
             program.facts["program_seconds"] += now - program.since
         program.under_way.add(number)
-        self._calls[number] = posted, call, now
+        self._calls[number] = pending, call, now
         options = {"max_tokens": call.max_tokens, "stop": request.stop}
-        self._orders.begun.append((number, call.prompt, self._seed(program.row, call.number), options))
+        self._commands.begun.append((number, call.prompt, self._seed(program.row, call.number), options))
 
-    def _reward(self, program: Program, posted: Posted) -> None:
+    def _reward(self, program: Program, pending: PendingRequest) -> None:
+        if not self._gives_reward:  # else code of the model could add to it: it may have the key
+            raise RefusalError(403, "models.reward gives the reward")
         try:
-            reward = number_of(posted.body.get("reward"))
-            problem = "posted no reward" if reward is None else ""
+            reward = number_of(pending.body.get("reward"))
         except ValueError as error:
-            reward, problem = None, f"posted as reward {error}"
-        if reward is None:
-            program.failure = problem
-            raise RefusalError(400, f"the program {problem}")
-        program.rewards.append(reward)
-        posted.reply({"reward": reward})
+            program.failure = f"posted as reward {error}"
+            raise RefusalError(400, f"the program {program.failure}") from error
+        program.rewards += [] if reward is None else [reward]
+        pending.reply({"reward": reward})
 
-    def _refuse(self, program: Program, posted: Posted, refusal: RefusalError) -> None:
+    def _refuse(self, program: Program, pending: PendingRequest, refusal: RefusalError) -> None:
         program.facts["refused"] += 1
-        posted.reply(refusal.body, status=refusal.status)
+        pending.reply(refusal.body, status=refusal.status)
 
     def _forget(self, number: int) -> None:
         """Take a call from those under way; without another the program's time goes on."""
@@ -214,7 +227,7 @@ class Stage:
         """End a call for whose answer the program does not wait."""
         self._programs[self._calls[number][0].key].facts["dropped"] += 1
         self._forget(number)
-        self._orders.aborted.append(number)
+        self._commands.aborted.append(number)
 
     def _end(self, key: str, found: Any) -> None:
         """End an episode, and all that its program has left."""
@@ -225,7 +238,8 @@ class Stage:
         program.facts["program_seconds"] += time.monotonic() - program.since
         self._environments.end(program.row)
         del self._programs[key]
-        self._orders.ended.append((program.row, program.played(found, self._rows[program.row][1])))
+        episode = program.end(found, self._rows[program.row][1], needs_reward=self._gives_reward)
+        self._commands.ended.append((program.row, episode))
 
 
 class AgentResponder:
@@ -240,25 +254,15 @@ class AgentResponder:
     ) -> None:
         """environments: started; only those on an engine's first rank are used, and serve all ranks of the engine."""
         self._job, self._engine = setting.job, engine
-        data, rollout = setting.job.spec.data, setting.job.spec.rollout
-        new_conversation = partial(
-            Conversation,
-            TurnEncoder(tokenizer, chat_template="Never", ends=setting.end_tokens(tokenizer)),
-            prompt_tokens=data.max_prompt_tokens,
-            tokens=data.max_response_tokens,
-            calls=rollout.max_turns,
-        )
-        sampling = {"temperature": rollout.temperature, **rollout.sampling_parameters(greedy=False)}
-        requests = {"model": setting.model.uri, "sampling": sampling}
-        self._stage = Stage(environments, new_conversation, requests) if engine.is_first else None
-        if not self._stage:
+        self._runner = ProgramRunner(setting, tokenizer, environments) if engine.is_first else None
+        if not self._runner:
             environments.close()
-        self._episodes: list[Played] = []
+        self._episodes: list[EndedEpisode] = []
 
     def close(self) -> None:
         """End the programs and the proxy of this rank."""
-        if self._stage:
-            self._stage.close()
+        if self._runner:
+            self._runner.close()
 
     def turn_fields(self, fields: Fields) -> Fields:
         """Return turn_rewards [B, T], played [B] and `EPISODES` of the last episodes; a reward is on the last token."""
@@ -269,7 +273,7 @@ class AgentResponder:
         played = torch.tensor([float(not each.failure) for each in self._episodes])
         return {"turn_rewards": rewards, "played": played, EPISODES: as_bytes([each.facts for each in self._episodes])}
 
-    def _measure(self, started: Sequence[Played]) -> None:
+    def _measure(self, started: Sequence[EndedEpisode]) -> None:
         recorder.add("episodes/failed", float(sum(bool(each.failure) for each in started)))
         recorder.mean("episodes/turns", sum(each.facts["calls"] for each in started), len(started))
         recorder.mean("episodes/branches", sum(each.facts["branches"] for each in started), len(started))
@@ -277,10 +281,11 @@ class AgentResponder:
         recorder.mean("episodes/masked_tokens", masked, len(started))
         recorder.add("episodes/refused", float(sum(each.facts["refused"] for each in started)))
         recorder.add("episodes/dropped", float(sum(each.facts["dropped"] for each in started)))
+        recorder.add("episodes/encoded_again", float(sum(each.facts["encoded_again"] for each in started)))
         ignored = [each.facts["ignored"] for each in started if each.facts["ignored"]]
         recorder.add("episodes/ignored", len(ignored))
         if ignored:
-            path, names = f"{self._job.name}: spec.rollout.agent", ", ".join(sorted({*itertools.chain(*ignored)}))
+            path, names = f"{self._job.name}: spec.rollout.agent", ", ".join(few_names(itertools.chain(*ignored)))
             words = f"{path}: calls asked for {names}, but the job's sampling and template hold"
             recorder.warn("episodes/ignored", words)
 
@@ -288,28 +293,28 @@ class AgentResponder:
         self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded
     ) -> tuple[list[Ids], list[Response]]:
         """Return the prompts of the first calls and the episodes of this rank's rows; ended: called with each."""
-        engine, stage, seed = self._engine, self._stage, self._job.spec.training.seed
-        self._episodes = [Played(prompt=prompt) for prompt in prompts]
+        engine, runner, seed = self._engine, self._runner, self._job.spec.training.seed
+        self._episodes = [EndedEpisode(prompt=prompt) for prompt in prompts]
         rows = {row: (_row_of(batch, row), prompts[row]) for row in range(len(prompts)) if batch["valid"][row] > 0}
         for row in range(len(prompts)):
             if row not in rows:
-                ended(row, prompts[row], NOTHING)
-        if stage:
-            stage.play(rows, lambda row, number: response_seed(seed, batch.step, batch.start + row, number))
+                ended(row, prompts[row], EMPTY_RESPONSE)
+        if runner:
+            runner.play(rows, lambda row, number: response_seed(seed, batch.step, batch.start + row, number))
         left = len(rows)
         while left:
-            orders = engine.agreed(stage.orders(is_idle=not engine.is_busy) if stage else None)
-            for number, prompt, its_seed, options in orders.begun:
+            commands = engine.agreed(runner.commands(is_idle=not engine.is_busy) if runner else None)
+            for number, prompt, its_seed, options in commands.begun:
                 engine.begin(number, prompt, its_seed, greedy=greedy, **options)
-            for number in orders.aborted:
+            for number in commands.aborted:
                 engine.abort(number)
-            for row, played in orders.ended:
+            for row, played in commands.ended:
                 self._episodes[row] = played
                 ended(row, played.prompt, played.response)
-            left -= len(orders.ended)
+            left -= len(commands.ended)
             for number, response in engine.step():
-                if stage:
-                    stage.answer(number, response)
+                if runner:
+                    runner.answer(number, response)
         require_some(self._job, [each.failure for each in self._episodes if each.facts])
         return [each.prompt for each in self._episodes], [each.response for each in self._episodes]
 

@@ -4,14 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from rlhf_trainer.ops.losses import pair_loss, sign_loss
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.branches import branches_of
-from rlhf_trainer.types import PARENTS, Batch, Fields, Marks, concatenate, register
+from rlhf_trainer.types import Batch, Fields, Marks, concatenate, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, at_last_token, both_texts, whole_texts
 from rlhf_trainer.workers.retokenized import Retokenized
 from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS
@@ -42,11 +40,8 @@ class FrozenScorer:
         return changed
 
     def scores(self, batch: Batch) -> Tensor:
-        """Return the score head's output [B] at the last token of each row.
-
-        Of a row that is a tree the model reads one branch alone: the one that ends with the row's last token.
-        """
-        fields = self._retokenized.fields(batch) if self._retokenized else last_branches(batch)
+        """Return the score head's output [B] at the last token of each row."""
+        fields = self._retokenized.fields(batch) if self._retokenized else {each: batch[each] for each in TEXT_FIELDS}
         found = self._model.infer(fields, whole_texts, lambda output, _: output)
         return at_last_token(found, fields["attention_mask"])
 
@@ -54,9 +49,7 @@ class FrozenScorer:
 class RewardWorker(FrozenScorer):
     """One rank of a frozen reward model."""
 
-    @register(
-        THREE_D_PROTO, reads=TEXT_FIELDS, reads_if_there=(PARENTS,), adds=("scores",), phase="scoring", row_by_row=True
-    )
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("scores",), phase="scoring", row_by_row=True)
     def compute_reward(self, batch: Batch) -> Fields:
         """Return scores float32 [B]: the score head's output at the last token of each row."""
         return {"scores": self.scores(batch)}
@@ -65,9 +58,7 @@ class RewardWorker(FrozenScorer):
 class CostWorker(FrozenScorer):
     """One rank of a frozen cost model."""
 
-    @register(
-        THREE_D_PROTO, reads=TEXT_FIELDS, reads_if_there=(PARENTS,), adds=("costs",), phase="scoring", row_by_row=True
-    )
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("costs",), phase="scoring", row_by_row=True)
     def compute_cost(self, batch: Batch) -> Fields:
         """Return costs float32 [B]: the score head's output at the last token of each row; above 0 is unsafe."""
         return {"costs": self.scores(batch)}
@@ -128,18 +119,6 @@ class CostTrainer(ScorerTrainer):
         """Make one optimizer step on a batch of pairs."""
         norm = self._update({name: batch[name] for name in COST_FIELDS}, cost_loss, step=batch.step)
         recorder.maximum("grad_norm/cost_model", norm)
-
-
-def last_branches(batch: Batch) -> Fields:
-    """Return the `TEXT_FIELDS` of a batch; of each row that is a tree only the branch with the row's last token."""
-    fields = {name: batch[name] for name in TEXT_FIELDS}
-    if PARENTS not in batch.fields:
-        return fields
-    here = torch.zeros_like(batch["attention_mask"])
-    for row in range(batch.size):
-        here[row, branches_of(batch, row)[-1]] = 1.0
-    order = here.argsort(dim=1, descending=True, stable=True)
-    return {name: field.gather(1, order) for name, field in {**fields, "attention_mask": here}.items()}
 
 
 def reward_loss(chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:

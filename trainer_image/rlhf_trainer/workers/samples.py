@@ -17,7 +17,7 @@ from rlhf_trainer.types import PARENTS, Batch
 
 SAMPLE_FIELDS = ("tokens", "attention_mask", "response_mask", "finished", "valid")
 RAW_PROMPTS, EPISODES = "raw_prompts", "episodes"
-"""Batch fields of a job with an agent, uint8 [B, C]: prompts as they stand in the file, and `Played.facts`, as JSON."""
+"""Batch fields of an agent's job, uint8 [B, C]: prompts as they stand in the file, `EndedEpisode.facts`; as JSON."""
 COLUMNS = ("columns",)
 """Batch field with the data's further columns; only in batches of a job that names such columns."""
 TURN_FIELDS = ("turn_rewards", "played")

@@ -22,10 +22,9 @@ from rlhf_trainer.errors import ConfigError, UserCodeError
 from rlhf_trainer.http_client import Answer, named
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.rewards.endpoint import Endpoint
-from rlhf_trainer.training.branches import branches_of
 from rlhf_trainer.training.model_input import TokenBatch
-from rlhf_trainer.types import PARENTS, Batch, Fields, Marks, register
-from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_fields, text_of
+from rlhf_trainer.types import Batch, Fields, Marks, register
+from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_of
 from rlhf_trainer.workers.samples import COLUMNS, from_bytes, real_rows
 from rlhf_trainer.workers.scoring import SCORED_ONCE, limits_of
 
@@ -149,11 +148,11 @@ class TeacherWorker:
         adds = (TEACHER_TOKENS if compares_tokens(setting.job) else "teacher_log_probs",)
         changed = replace(marks["compute_log_prob"], adds=adds)
         if setting.job.spec.models.teacher_endpoints:
-            reads, optional = (*TEXT_FIELDS, "valid"), (PARENTS, *COLUMNS)
-            changed = replace(changed, protocol=SCORED_ONCE, reads=reads, reads_if_there=optional, row_by_row=False)
+            reads = (*TEXT_FIELDS, "valid")
+            changed = replace(changed, protocol=SCORED_ONCE, reads=reads, reads_if_there=COLUMNS, row_by_row=False)
         return {"compute_log_prob": changed}
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, reads_if_there=(PARENTS,), adds=(), phase="scoring", row_by_row=True)
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=(), phase="scoring", row_by_row=True)
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Return teacher_log_probs float32 [B, T] of the response tokens, at the temperature of the rollout.
 
@@ -162,14 +161,14 @@ class TeacherWorker:
         """
         name = "teacher_log_probs" if self._likeliest is None else TEACHER_TOKENS
         if not self._servers:
-            return {name: self._by_model({each: batch[each] for each in text_fields(batch.fields)}, batch)}
+            return {name: self._by_model({each: batch[each] for each in TEXT_FIELDS}, batch)}
         rows = self._rows_by_server(batch)
         elsewhere = torch.tensor([row for each in rows.values() for row in each], dtype=torch.int64)
         if self._model is None:
             width = () if self._likeliest is None else (2 * self._likeliest[0],)
             found = torch.zeros(*batch["tokens"].shape, *width)
         else:
-            left = {each: batch[each].index_fill(0, elsewhere, 0) for each in text_fields(batch.fields)}
+            left = {each: batch[each].index_fill(0, elsewhere, 0) for each in TEXT_FIELDS}
             found = self._by_model(left, batch)
         if self._asks_here:
             self._ask(rows, batch, found)
@@ -199,17 +198,13 @@ class TeacherWorker:
         return rows
 
     def _ask(self, rows: Mapping[str, Sequence[int]], batch: Batch, found: Tensor) -> None:
-        """Write the servers' answers into their rows of the field `found`; each branch is asked for alone."""
+        """Write the servers' answers into their rows of the field `found`."""
+        starts = (batch["response_mask"] > 0).int().argmax(1).tolist()
+        lengths = batch["attention_mask"].sum(1).long().tolist()
         for name, numbers in rows.items():
-            asked = [
-                (row, branch, int(written.int().argmax()))
-                for row in numbers
-                for branch in branches_of(batch, row)
-                if (written := batch["response_mask"][row, branch] > 0).any()
-            ]
-            texts = [TeacherText(batch["tokens"][row, branch].tolist(), start) for row, branch, start in asked]
-            for (row, branch, start), values in zip(asked, self._servers[name].log_probs(texts), strict=True):
-                found[row, branch[start:]] = values
+            texts = [TeacherText(batch["tokens"][row, : lengths[row]].tolist(), starts[row]) for row in numbers]
+            for row, values in zip(numbers, self._servers[name].log_probs(texts), strict=True):
+                found[row, starts[row] : lengths[row]] = values
 
 
 def compares_tokens(job: Job) -> bool:
