@@ -8,6 +8,7 @@ A message is JSON after its length in bytes (4, big-endian). The sandbox ends, w
 command has ended, the trainer hangs up, or SECONDS are over.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -26,6 +27,7 @@ MAX_OUTPUT = 2**20
 """Most bytes of a command's output in an answer."""
 REQUEST_SECONDS = 10.0
 """Longest time in seconds in which a connection must bring its request."""
+PR_SET_DUMPABLE = 4
 
 
 def send(channel: socket.socket, value: Any) -> None:
@@ -50,9 +52,18 @@ def _read(channel: socket.socket, count: int) -> bytes:
 
 
 def serve(folder: Path, port: int, seconds: float, idle_seconds: float) -> None:
-    """Serve the first request in `folder`; nobody who asks later is answered. Returns without one in `idle_seconds`."""
-    if (taken := _first_request(port, idle_seconds)) is None:
+    """Serve the first request in `folder`; the next connections are refused. Returns without one in `idle_seconds`.
+
+    The port stays bound until the process ends: else the command could serve on it requests for other sandboxes.
+    """
+    hide_memory()
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    listener = socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
+    if (taken := _first_request(listener, idle_seconds)) is None:
         return
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    listener.shutdown(socket.SHUT_RDWR)
     channel, request = taken
     threading.Timer(seconds, os._exit, (0,)).start()
     threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
@@ -66,14 +77,18 @@ def serve(folder: Path, port: int, seconds: float, idle_seconds: float) -> None:
         answer = _run(request, folder, channel)
         if not request["attached"]:
             send(channel, answer)
+    os._exit(0)  # at once, as the end of this function closes the port
 
 
-def _first_request(port: int, seconds: float) -> tuple[socket.socket, Mapping[str, Any]] | None:
-    """Return the first connection that brings a request, and the request; the port is closed then. None if late."""
-    is_dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if is_dual else socket.AF_INET
-    with socket.create_server(("", port), family=family, dualstack_ipv6=is_dual) as listener, suppress(TimeoutError):
-        listener.settimeout(seconds)
+def hide_memory() -> None:
+    """Have the kernel refuse this process's memory and files to other processes of its user."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _first_request(listener: socket.socket, seconds: float) -> tuple[socket.socket, Mapping[str, Any]] | None:
+    """Return the first connection that brings a request, and the request; None if there is none in time."""
+    listener.settimeout(seconds)
+    with suppress(TimeoutError):
         while True:
             channel, _ = listener.accept()
             with suppress(OSError, EOFError, ValueError):
@@ -125,4 +140,3 @@ def _run(request: Mapping[str, Any], folder: Path, channel: socket.socket) -> di
 
 if __name__ == "__main__":
     serve(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))
-    os._exit(0)

@@ -1,5 +1,6 @@
 """Commands and judgements in sandboxes, each in one of its own: code gets the score that it gets beside the trainer."""
 
+import errno
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +35,25 @@ CODES = (
 VERIFIER = {"name": "Code", "seconds": 1.0, "memory_mebibytes": 256}
 
 
+BINDS = """
+import os, socket
+port = int(open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")[4])
+for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::")):
+    for option in (0, socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        with socket.socket(family) as door:
+            try:
+                door.setsockopt(socket.SOL_SOCKET, option, 1) if option else None
+                door.bind((address, port))
+                door.listen()
+                print("bound", address, option)
+            except OSError:
+                pass
+with socket.socket() as door:
+    print(door.connect_ex(("127.0.0.1", port)))
+"""
+"""Program of the model's that tries to serve at the port of its sandbox."""
+
+
 @pytest.fixture(scope="module")
 def made_pool() -> Iterator[tuple[Sandboxes, Pool]]:
     with pool(2) as found:
@@ -62,6 +82,11 @@ def test_nothing_of_a_command_is_there_for_the_next(made_pool: tuple[Sandboxes, 
     sandboxes, _ = made_pool
     for _ in range(4):
         assert run(sandboxes, "sh", "-c", "ls; touch mine").output == ""
+
+
+def test_a_command_cannot_serve_the_next_request(made_pool: tuple[Sandboxes, Pool]) -> None:
+    done = run(made_pool[0], "python3", "-c", BINDS)
+    assert (done.code, done.output) == (0, f"{errno.ECONNREFUSED}\n")
 
 
 @pytest.mark.parametrize(
