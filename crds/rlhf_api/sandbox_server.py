@@ -1,9 +1,9 @@
 """Program of a sandbox: runs one command for the trainer that is the first to ask, and ends with it.
 
 It needs Python alone: `python3 -I server.py FOLDER PORT SECONDS IDLE_SECONDS`. A request is {"command": words, "files":
-{path below FOLDER: text}, "environment": {name: value}, "seconds": time limit, "attached": bool}. The answer
-{"taken": true} comes first. Then an attached command has the connection as its standard input and output. Of any other
-the answer is {"code": exit code, "output": text, "cut": bytes of output left out, "late": whether it was ended}.
+{path below FOLDER: text}, "seconds": time limit, "attached": bool}. The answer {"taken": true} comes first. An attached
+command has the connection as its standard input and output. At the end of the command comes {"code": exit code,
+"output": end of the text that it printed, of an attached one to standard error, "late": whether it was ended}.
 A message is JSON after its length in bytes (4, big-endian). The sandbox ends, with all processes in it, as soon as the
 command has ended, the trainer hangs up, or SECONDS are over.
 """
@@ -18,15 +18,18 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MAX_OUTPUT = 2**20
-"""Most bytes of a command's output in an answer."""
+MAX_OUTPUT = 2**16
+"""Most bytes of a command's output in an answer, of its end."""
 REQUEST_SECONDS = 10.0
 """Longest time in seconds in which a connection must bring its request."""
+SHORTEST_SECONDS = 0.001
+"""Shortest time limit in seconds of a read."""
 PR_SET_DUMPABLE = 4
 
 
@@ -36,14 +39,21 @@ def send(channel: socket.socket, value: Any) -> None:
     channel.sendall(len(body).to_bytes(4, "big") + body)
 
 
-def receive(channel: socket.socket) -> Any:
-    """Read the next JSON value of a socket; EOFError if the other end is gone, TimeoutError after the time limit."""
-    return json.loads(_read(channel, int.from_bytes(_read(channel, 4), "big")))
+def receive(channel: socket.socket, *, most: int = 2**32, until: float | None = None) -> Any:
+    """Read the next JSON value of a socket; most: its bytes; until: time of the monotonic clock by which all is there.
+
+    EOFError if the other end is gone, TimeoutError after the time limit, ValueError for what is no such value.
+    """
+    if (size := int.from_bytes(_read(channel, 4, until), "big")) > most:
+        raise ValueError(f"it has {size} bytes, more than {most}")
+    return json.loads(_read(channel, size, until))
 
 
-def _read(channel: socket.socket, count: int) -> bytes:
+def _read(channel: socket.socket, count: int, until: float | None) -> bytes:
     body = bytearray()
     while len(body) < count:
+        if until is not None:
+            channel.settimeout(max(until - time.monotonic(), SHORTEST_SECONDS))
         part = channel.recv(count - len(body))
         if not part:
             raise EOFError
@@ -74,9 +84,7 @@ def serve(folder: Path, port: int, seconds: float, idle_seconds: float) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     with suppress(OSError):
         send(channel, {"taken": True})
-        answer = _run(request, folder, channel)
-        if not request["attached"]:
-            send(channel, answer)
+        send(channel, _run(request, folder, channel))
     os._exit(0)  # at once, as the end of this function closes the port
 
 
@@ -92,8 +100,7 @@ def _first_request(listener: socket.socket, seconds: float) -> tuple[socket.sock
         while True:
             channel, _ = listener.accept()
             with suppress(OSError, EOFError, ValueError):
-                channel.settimeout(REQUEST_SECONDS)
-                request = receive(channel)
+                request = receive(channel, until=time.monotonic() + REQUEST_SECONDS)
                 channel.settimeout(None)
                 return channel, request
             channel.close()
@@ -120,22 +127,22 @@ def _run(request: Mapping[str, Any], folder: Path, channel: socket.socket) -> di
             program = subprocess.Popen(
                 request["command"],
                 cwd=folder,
-                env={**os.environ, "HOME": str(folder), **request["environment"]},
+                env={**os.environ, "HOME": str(folder)},
                 stdin=channel.fileno() if attached else subprocess.DEVNULL,
                 stdout=channel.fileno() if attached else output.fileno(),
-                stderr=subprocess.DEVNULL if attached else subprocess.STDOUT,
+                stderr=output.fileno(),
                 start_new_session=True,
             )
         except OSError as error:
-            return {"code": 127, "output": str(error), "cut": 0, "late": False}
+            return {"code": 127, "output": str(error), "late": False}
         try:
             program.wait(request["seconds"])
         except subprocess.TimeoutExpired:
             program.kill()
             late = True
         code, size = program.wait(), os.fstat(output.fileno()).st_size
-        text = os.pread(output.fileno(), MAX_OUTPUT, 0).decode(errors="replace")
-    return {"code": code, "output": text, "cut": max(size - MAX_OUTPUT, 0), "late": late}
+        text = os.pread(output.fileno(), MAX_OUTPUT, max(size - MAX_OUTPUT, 0)).decode(errors="replace")
+    return {"code": code, "output": text, "late": late}
 
 
 if __name__ == "__main__":

@@ -51,5 +51,5 @@ def test_a_closed_connection_ends_its_call(troupe: Troupe, episodes: dict[str, P
 
 def test_a_lost_sandbox_ends_its_episode_only(troupe: Troupe) -> None:
     lost, well = troupe.play({"does": "quits"}, {"does": "plain"})
-    assert lost.failure == "lost its sandbox, or ended its process there"
+    assert lost.failure == "ended its process with exit code 3"
     assert (well.failure, well.reward) == ("", 1.0)

@@ -102,7 +102,7 @@ def test_a_failure_is_a_sentence_and_the_others_go_on() -> None:
 def test_what_takes_too_long_ends_and_what_it_has_started_too() -> None:
     hang, leave, well = outcomes("hang", "leave", "well", seconds=SHORT)
     assert well == [None, 1.0, True]
-    assert hang == leave == AnswerFailure("did not answer within 1.5 s")
+    assert hang == leave == AnswerFailure("did not answer within 1.5 s", kind="late")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_what_dies_after_its_answer_fails_when_it_is_asked_again() -> None:
         own.kill()
         psutil.wait_procs([own], timeout=PATIENT)
         assert made.answers(seconds=math.inf) == []
-        assert asked(made, {0: ("step", "go")}) == {0: AnswerFailure("was ended by signal 9 (SIGKILL)")}
+        assert asked(made, {0: ("step", "go")}) == {0: AnswerFailure("was ended by signal 9 (SIGKILL)", kind="ended")}
 
 
 def test_episodes_fail_where_no_process_can_be_started(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_the_time_of_an_answer_can_be_paused(resumes: bool) -> None:
             made.resume(0)
         while not found:
             found = made.answers(seconds=1.0)
-    assert found == [(0, AnswerFailure("did not answer within 1.5 s") if resumes else None)]
+    assert found == [(0, AnswerFailure("did not answer within 1.5 s", kind="late") if resumes else None)]
 
 
 def test_random_numbers_are_of_the_episodes_seed() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.job import Job
+from rlhf_api.sandbox_server import MAX_OUTPUT
 from rlhf_trainer.rewards import verifiers
 from rlhf_trainer.rewards.code_in_sandboxes import score
 from rlhf_trainer.rewards.function import UserFunction
@@ -61,7 +62,7 @@ def made_pool() -> Iterator[tuple[Sandboxes, Pool]]:
 
 
 def run(sandboxes: Sandboxes, *command: str, seconds: float = 20.0, **files: str) -> Finished:
-    return sandboxes.run(command, files=files, seconds=seconds, until=time.monotonic() + SOON, environment={"OWN": "x"})
+    return sandboxes.run(command, files=files, seconds=seconds, until=time.monotonic() + SOON)
 
 
 def scores(sandboxes: Sandboxes, codes: tuple[str, ...], *, seconds: float = 300.0) -> list[Any]:
@@ -72,10 +73,8 @@ def scores(sandboxes: Sandboxes, codes: tuple[str, ...], *, seconds: float = 300
 
 def test_a_command_gets_its_files_and_says_how_it_ended(made_pool: tuple[Sandboxes, Pool]) -> None:
     sandboxes, _ = made_pool
-    done = run(
-        sandboxes, "sh", "-c", "cat given; echo $OWN $RLHF_JOB_UID; pwd > here; echo no >&2; exit 3", given="text\n"
-    )
-    assert (done.code, done.output, done.cut, done.late) == (3, "text\nx\nno\n", 0, False)
+    done = run(sandboxes, "sh", "-c", "cat given; echo x$RLHF_JOB_UID; pwd > here; echo no >&2; exit 3", given="text\n")
+    assert (done.code, done.output, done.late) == (3, "text\nx\nno\n", False)
 
 
 def test_nothing_of_a_command_is_there_for_the_next(made_pool: tuple[Sandboxes, Pool]) -> None:
@@ -105,9 +104,9 @@ def test_any_end_of_a_command_is_an_answer(
     assert (done.code, done.output, done.late) == expected
 
 
-def test_what_is_cut_of_an_output_is_counted(made_pool: tuple[Sandboxes, Pool]) -> None:
-    done = run(made_pool[0], "python3", "-c", "print('x' * 3_000_000, end='')")
-    assert (len(done.output), done.cut) == (2**20, 3_000_000 - 2**20)
+def test_the_end_of_a_long_output_is_kept(made_pool: tuple[Sandboxes, Pool]) -> None:
+    done = run(made_pool[0], "python3", "-c", "print('x' * 3_000_000, end='end')")
+    assert (len(done.output), done.output[-4:]) == (MAX_OUTPUT, "xend")
 
 
 def test_a_sandbox_that_is_killed_is_lost() -> None:

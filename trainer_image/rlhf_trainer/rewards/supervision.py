@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rlhf_api.sandbox_server import receive, send
 
@@ -44,6 +44,12 @@ Serve = Callable[[socket.socket, str], None]
 Item = TypeVar("Item")
 
 
+FailureKind = Literal["raised", "ended", "late", "lost", "no sandbox"]
+"""Cause of a failure: the user's code raised or gave a wrong value, ended its process or was too slow; its sandbox was
+lost; no sandbox was free.
+"""
+
+
 @dataclass(frozen=True)
 class AnswerFailure:
     """Failure of a process of user code to answer."""
@@ -52,6 +58,7 @@ class AnswerFailure:
     """Sentence on the failure without its subject, such as `did not return within 5 s`."""
     index: int | None = None
     """Index of the sample at which the user code failed, if known."""
+    kind: FailureKind = "raised"
 
 
 class UserProcess:

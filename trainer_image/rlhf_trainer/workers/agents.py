@@ -23,11 +23,11 @@ from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.rewards.function import number_of
-from rlhf_trainer.rewards.supervision import AnswerFailure
+from rlhf_trainer.rewards.supervision import AnswerFailure, FailureKind
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.episodes import MAX_EPISODES, ResponseEnded, require_some
+from rlhf_trainer.workers.episodes import ResponseEnded, require_some
 from rlhf_trainer.workers.samples import EPISODES, RAW_PROMPTS, as_bytes, from_bytes
 
 IDLE_SECONDS = 0.01
@@ -51,6 +51,7 @@ class Played:
     reward: float = 0.0
     failure: str = ""
     """Reason why nothing is learned from the episode, as the predicate of a sentence; empty if it is."""
+    failure_kind: FailureKind = "raised"
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts and seconds of the episode; empty for a padding row."""
 
@@ -98,6 +99,7 @@ class Program:
             response=response,
             reward=sum(self.rewards) if response.tokens else 0.0,
             failure=failure,
+            failure_kind=found.kind if isinstance(found, AnswerFailure) else "raised",
             facts={**counts, "ignored": sorted(talk.ignored), **self.facts},
         )
 
@@ -131,7 +133,7 @@ class Stage:
 
     def orders(self, *, is_idle: bool) -> Orders:
         """Take what programs have sent, and return what follows; is_idle: whether to wait a little for a call."""
-        while self._waiting and len(self._programs) < MAX_EPISODES:
+        while self._waiting and len(self._programs) < self._environments.most:
             self._start(self._waiting.popleft())
         ended = self._environments.answers(seconds=0)
         for posted, is_gone in self._proxy.news(seconds=IDLE_SECONDS if is_idle and not ended else 0):
@@ -310,7 +312,7 @@ class AgentResponder:
             for number, response in engine.step():
                 if stage:
                     stage.answer(number, response)
-        require_some(self._job, [each.failure for each in self._episodes if each.facts])
+        require_some(self._job, [(each.failure, each.failure_kind) for each in self._episodes if each.facts])
         return [each.prompt for each in self._episodes], [each.response for each in self._episodes]
 
 

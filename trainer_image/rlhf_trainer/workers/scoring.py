@@ -60,7 +60,7 @@ class ScoringWorker:
         """setting: of the model in the reward, if the reward has one, else of any model with the actor's tokenizer."""
         self._tokenizer, self._terms = setting.actors_tokenizer(), terms_of(setting.job)
         # at once, so that functions import their modules while the model is loaded
-        sandboxes = Sandboxes.of(setting.job.spec.sandbox)
+        sandboxes = Sandboxes.of(setting.job.spec.sandbox, sharers=dist.get_world_size())
         self._code = reward_code(setting.job, ranks=dist.get_world_size(), sandboxes=sandboxes)
         self._shaping = getattr(setting.job.spec.algorithm, "rewards", RewardShaping())
         self._moments: dict[str, RunningMoments] = {}
@@ -294,7 +294,7 @@ class JudgeWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._tokenizer = setting.tokenizer()
-        sandboxes = Sandboxes.of(setting.job.spec.sandbox)
+        sandboxes = Sandboxes.of(setting.job.spec.sandbox, sharers=dist.get_world_size())
         self._judges = evaluation_code(setting.job, ranks=dist.get_world_size(), sandboxes=sandboxes)
         for judge in self._judges.values():
             judge.ready()
