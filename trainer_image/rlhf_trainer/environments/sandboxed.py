@@ -26,7 +26,9 @@ from rlhf_trainer.rewards.sandboxes import NoSandboxError, Sandboxes, sources, u
 MODULES = (
     *(f"rlhf_api.{name}" for name in ("exit_codes", "own_code", "sandbox_server")),
     "rlhf_trainer.agents.programs",
-    *(f"rlhf_trainer.environments.{name}" for name in ("environments", "gymnasium_games", "sandboxed", "tools")),
+    *(f"rlhf_trainer.environments.{name}" for name in ("environments", "sandboxed", "tools")),
+    *(f"rlhf_trainer.environments.{name}_environments" for name in ("openenv", "verifiers")),
+    "rlhf_trainer.environments.gymnasium_games",
     *(f"rlhf_trainer.rewards.{name}" for name in ("function", "sample", "sandboxes", "supervision")),
 )
 EPISODE = "episode.json"

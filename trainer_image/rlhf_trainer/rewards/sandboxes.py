@@ -5,9 +5,9 @@ guarded processes (`supervision`). The program in a pod is `rlhf_api.sandbox_ser
 """
 
 import importlib.util
-import inspect
 import os
 import random
+import signal
 import socket
 import sysconfig
 import time
@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from rlhf_api.sandbox_server import receive, send
+from rlhf_api.sandbox_server import SHORTEST_SECONDS, receive, send
 
 ADDRESS = "RLHF_SANDBOXES"
 """Environment variable with host and port of the job's sandboxes; unset where there are none."""
@@ -78,15 +78,17 @@ class Sandboxes:
         """Run a command in a sandbox that nobody has used, and return how it ended.
 
         files: texts by path below the command's working folder, which is its HOME. seconds: time limit of the command.
-        until: time of the monotonic clock by which a sandbox must be free, else NoSandboxError. LostSandboxError if the
-        pod is lost after that; the command may have begun.
+        until: time of the monotonic clock by which a sandbox must be free, else NoSandboxError, and which ends the
+        command. LostSandboxError if the pod is lost; the command may have begun.
         """
         request = {"command": [*command], "files": files, "seconds": seconds, "attached": False}
         with self.open(request, until=until) as channel:
             limit = time.monotonic() + min(seconds, self.seconds) + ANSWER_SECONDS
             try:
-                return Finished(**receive(channel, most=MAX_ANSWER, until=limit))
+                return Finished(**receive(channel, most=MAX_ANSWER, until=min(limit, until)))
             except (OSError, EOFError, ValueError, TypeError) as error:
+                if isinstance(error, TimeoutError) and until < limit:
+                    return Finished(code=-signal.SIGKILL, output="", late=True)  # as the end of the connection kills it
                 raise LostSandboxError("lost its sandbox") from error
 
     def open(
@@ -101,9 +103,10 @@ class Sandboxes:
             with suppress(OSError, EOFError, ValueError):  # it is in use, has served, or is not there yet
                 channel = socket.create_connection(_resolved(self.host, self.port), timeout=CONNECT_SECONDS)
                 try:
-                    channel.settimeout(TAKE_SECONDS)
+                    left = min(TAKE_SECONDS, max(until - time.monotonic(), SHORTEST_SECONDS))
+                    channel.settimeout(left)
                     send(channel, request)
-                    receive(channel, most=MAX_ANSWER)
+                    receive(channel, most=MAX_ANSWER, until=time.monotonic() + left)
                 except BaseException:
                     channel.close()
                     raise
@@ -121,12 +124,15 @@ def _resolved(host: str, port: int) -> tuple[str, int]:
 
 
 def sources(modules: Iterable[str]) -> dict[str, str]:
-    """Return the files of our own modules as files of a command, with an empty one for each of their packages."""
+    """Return the files of our own modules as files of a command, with an empty one for each of their packages.
+
+    They are not imported: this image need not have what they import.
+    """
     found: dict[str, str] = {}
     for name in modules:
-        path = Path(name.replace(".", "/"))
+        spec, path = importlib.util.find_spec(name), Path(name.replace(".", "/"))
         found |= {f"{package}/__init__.py": "" for package in path.parents if package.name}
-        found[f"{path}.py"] = inspect.getsource(importlib.import_module(name))
+        found[f"{path}.py"] = Path(str(spec and spec.origin)).read_text()
     return found
 
 
@@ -134,9 +140,12 @@ def users_sources(entrypoint: str) -> dict[str, str]:
     """Return the Python files of the user's module or package of an entry point; none if it is installed."""
     package = entrypoint.partition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None or spec.origin.startswith(INSTALLED) or __name__.startswith(f"{package}."):
+    if spec is None or __name__.startswith(f"{package}."):
         return {}
-    origin = Path(spec.origin)
-    if not spec.submodule_search_locations:
-        return {origin.name: origin.read_text()}
-    return {str(each.relative_to(origin.parents[1])): each.read_text() for each in origin.parent.rglob("*.py")}
+    if spec.submodule_search_locations is None:
+        files = {Path(spec.origin): Path(spec.origin).parent} if spec.has_location and spec.origin else {}
+    else:  # of a package without an __init__.py, too, which may have several folders
+        folders = (Path(each) for each in spec.submodule_search_locations if not each.startswith(INSTALLED))
+        files = {file: folder.parent for folder in folders for file in folder.rglob("*.py")}
+    theirs = {file: root for file, root in files.items() if not str(file).startswith(INSTALLED)}
+    return {str(file.relative_to(root)): file.read_text() for file, root in theirs.items()}
