@@ -172,3 +172,15 @@ def test_a_wrong_message_ends_the_episode(sent: bytes, expected: str) -> None:
     with pod_of(sent) as (made, _):
         found = answer_of(made)
     assert found.what.startswith(expected)
+
+
+def test_nobody_looks_for_a_sandbox_of_an_ended_episode() -> None:
+    others = {*threading.enumerate()}
+    episodes = SandboxedEpisodes(Sandboxes("127.0.0.1", 9, 1, PATIENT), ["a:b"], arguments={}, patience=600.0)
+    made = Environments(["a:b"], arguments={}, path="x", open_sandbox=episodes.open, seconds=PATIENT)
+    made.begin(0, seed=1)
+    made.ask(0, "reset", {})
+    made.close()
+    for each in {*threading.enumerate()} - others:
+        each.join(PATIENT)
+        assert not each.is_alive()

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from rlhf_api.sandbox_server import receive, send
 from rlhf_trainer.rewards import supervision
@@ -227,7 +227,7 @@ def answer_in(message: Any, method: str) -> Any:
                 return ANSWERS[method](answer)
             case {"problem": str(problem)}:
                 kind = message.get("kind")
-                failure = AnswerFailure(problem, kind=kind if kind in ("lost", "no sandbox") else "raised")
+                failure = AnswerFailure(problem, kind=kind if kind in get_args(supervision.Kind) else "raised")
             case {"code": int(code), "output": str(output)}:
                 last = output.strip().rpartition("\n")[2]
                 failure = AnswerFailure(f"{supervision.ending_of(code)}{': ' * bool(last)}{last}", kind="ended")

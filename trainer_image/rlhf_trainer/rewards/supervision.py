@@ -44,7 +44,7 @@ Serve = Callable[[socket.socket, str], None]
 Item = TypeVar("Item")
 
 
-FailureKind = Literal["raised", "ended", "late", "lost", "no sandbox"]
+Kind = Literal["raised", "ended", "late", "lost", "no sandbox"]
 """Cause of a failure: the user's code raised or gave a wrong value, ended its process or was too slow; its sandbox was
 lost; no sandbox was free.
 """
@@ -58,7 +58,7 @@ class AnswerFailure:
     """Sentence on the failure without its subject, such as `did not return within 5 s`."""
     index: int | None = None
     """Index of the sample at which the user code failed, if known."""
-    kind: FailureKind = "raised"
+    kind: Kind = "raised"
 
 
 class UserProcess:

@@ -23,7 +23,7 @@ from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.rewards.function import number_of
-from rlhf_trainer.rewards.supervision import AnswerFailure, FailureKind
+from rlhf_trainer.rewards.supervision import AnswerFailure, Kind
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
@@ -51,7 +51,7 @@ class Played:
     reward: float = 0.0
     failure: str = ""
     """Reason why nothing is learned from the episode, as the predicate of a sentence; empty if it is."""
-    failure_kind: FailureKind = "raised"
+    failure_kind: Kind = "raised"
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts and seconds of the episode; empty for a padding row."""
 

@@ -21,7 +21,7 @@ from rlhf_trainer.environments.environments import MAX_EPISODES, Environments
 from rlhf_trainer.environments.of_job import subject_of
 from rlhf_trainer.errors import DataError, EnvironmentProblem, UserCodeError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
-from rlhf_trainer.rewards.supervision import AnswerFailure, FailureKind
+from rlhf_trainer.rewards.supervision import AnswerFailure, Kind
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
@@ -59,7 +59,7 @@ class Episode:
     """Whether the environment ended the episode, so that no limit cut it."""
     failure: str = ""
     """Reason why the environment failed in this episode, as the predicate of a sentence; empty if it did not."""
-    failure_kind: FailureKind = "raised"
+    failure_kind: Kind = "raised"
 
     def add(
         self, tokens: Sequence[int], log_probs: Sequence[float], versions: Sequence[int], *, is_written: bool
@@ -280,7 +280,7 @@ class EpisodeResponder:
         return Episode(prompt, lambda turn: response_seed(seed, batch.step, place, turn), start)
 
 
-def require_some(job: Job, reasons: Sequence[tuple[str, FailureKind]]) -> None:
+def require_some(job: Job, reasons: Sequence[tuple[str, Kind]]) -> None:
     """Warn of episodes that failed. If all of several episodes of the rank did, it is a UserCodeError.
 
     It is an EnvironmentProblem if none of them had a sandbox to its end, which another attempt may have. reasons: of
