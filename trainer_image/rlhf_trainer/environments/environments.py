@@ -56,7 +56,7 @@ class RunningEpisode:
     pauses: int = 0
     """Number of reasons for which its time is paused."""
     waits: bool = False
-    """Whether it still waits for a sandbox, in which its time is paused."""
+    """True until a sandbox has taken its request; its time is paused until then."""
 
 
 class Environments:

@@ -281,10 +281,10 @@ class EpisodeResponder:
 
 
 def require_some(job: Job, reasons: Sequence[tuple[str, Kind]]) -> None:
-    """Warn of episodes that failed. If all of several episodes of the rank did, it is a UserCodeError.
+    """Warn of episodes that failed; UserCodeError if all of several episodes of the rank did.
 
-    It is an EnvironmentProblem if none of them had a sandbox to its end, which another attempt may have. reasons: of
-    each played episode why it failed, as the predicate of a sentence, empty if it did not, and the kind of failure.
+    EnvironmentProblem if all lost their sandbox or found none: another attempt may find some. reasons: for each played
+    episode the predicate of a sentence, empty if the episode did not fail, and the kind of failure.
     """
     failures = [each for each, _ in reasons if each]
     if not failures:
