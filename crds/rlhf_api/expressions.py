@@ -67,6 +67,7 @@ class Expression:
     __le__ = _operation("({} <= {})", operator.le)
     __gt__ = _operation("({} > {})", operator.gt)
     __ge__ = _operation("({} >= {})", operator.ge)
+    __add__ = _operation("({} + {})", operator.add)
     __mul__ = _operation("({} * {})", operator.mul)
     __mod__ = _operation("({} % {})", operator.mod)
     __hash__ = object.__hash__

@@ -1,13 +1,14 @@
 """Program of a sandbox: runs one command for the trainer that is the first to ask, and ends with it.
 
 It needs Python alone: `python3 -I server.py FOLDER PORT SECONDS IDLE_SECONDS`. A request is {"command": words, "files":
-{path below FOLDER: text}, "environment": {name: value}, "seconds": time limit, "attached": bool}. The answer
-{"taken": true} comes first. Then an attached command has the connection as its standard input and output. Of any other
-the answer is {"code": exit code, "output": text, "cut": bytes of output left out, "late": whether it was ended}.
+{path below FOLDER: text}, "seconds": time limit, "attached": bool}. The answer {"taken": true} comes first. An attached
+command has the connection as its standard input and output. At the end of the command comes {"code": exit code,
+"output": end of the text that it printed, of an attached one to standard error, "late": whether it was ended}.
 A message is JSON after its length in bytes (4, big-endian). The sandbox ends, with all processes in it, as soon as the
 command has ended, the trainer hangs up, or SECONDS are over.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -17,15 +18,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MAX_OUTPUT = 2**20
-"""Most bytes of a command's output in an answer."""
+MAX_OUTPUT = 2**16
+"""Most bytes of a command's output in an answer, of its end."""
 REQUEST_SECONDS = 10.0
 """Longest time in seconds in which a connection must bring its request."""
+SHORTEST_SECONDS = 0.001
+"""Shortest time limit in seconds of a read."""
+PR_SET_DUMPABLE = 4
 
 
 def send(channel: socket.socket, value: Any) -> None:
@@ -34,14 +39,21 @@ def send(channel: socket.socket, value: Any) -> None:
     channel.sendall(len(body).to_bytes(4, "big") + body)
 
 
-def receive(channel: socket.socket) -> Any:
-    """Read the next JSON value of a socket; EOFError if the other end is gone, TimeoutError after the time limit."""
-    return json.loads(_read(channel, int.from_bytes(_read(channel, 4), "big")))
+def receive(channel: socket.socket, *, most: int = 2**32, until: float | None = None) -> Any:
+    """Read the next JSON value of a socket; most: its bytes; until: time of the monotonic clock by which all is there.
+
+    EOFError if the other end is gone, TimeoutError after the time limit, ValueError for what is no such value.
+    """
+    if (size := int.from_bytes(_read(channel, 4, until), "big")) > most:
+        raise ValueError(f"it has {size} bytes, more than {most}")
+    return json.loads(_read(channel, size, until))
 
 
-def _read(channel: socket.socket, count: int) -> bytes:
+def _read(channel: socket.socket, count: int, until: float | None) -> bytes:
     body = bytearray()
     while len(body) < count:
+        if until is not None:
+            channel.settimeout(max(until - time.monotonic(), SHORTEST_SECONDS))
         part = channel.recv(count - len(body))
         if not part:
             raise EOFError
@@ -50,9 +62,18 @@ def _read(channel: socket.socket, count: int) -> bytes:
 
 
 def serve(folder: Path, port: int, seconds: float, idle_seconds: float) -> None:
-    """Serve the first request in `folder`; nobody who asks later is answered. Returns without one in `idle_seconds`."""
-    if (taken := _first_request(port, idle_seconds)) is None:
+    """Serve the first request in `folder`; the next connections are refused. Returns without one in `idle_seconds`.
+
+    The port stays bound until the process ends: else the command could serve on it requests for other sandboxes.
+    """
+    hide_memory()
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    listener = socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
+    if (taken := _first_request(listener, idle_seconds)) is None:
         return
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    listener.shutdown(socket.SHUT_RDWR)
     channel, request = taken
     threading.Timer(seconds, os._exit, (0,)).start()
     threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
@@ -63,22 +84,23 @@ def serve(folder: Path, port: int, seconds: float, idle_seconds: float) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     with suppress(OSError):
         send(channel, {"taken": True})
-        answer = _run(request, folder, channel)
-        if not request["attached"]:
-            send(channel, answer)
+        send(channel, _run(request, folder, channel))
+    os._exit(0)  # at once, as the end of this function closes the port
 
 
-def _first_request(port: int, seconds: float) -> tuple[socket.socket, Mapping[str, Any]] | None:
-    """Return the first connection that brings a request, and the request; the port is closed then. None if late."""
-    is_dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if is_dual else socket.AF_INET
-    with socket.create_server(("", port), family=family, dualstack_ipv6=is_dual) as listener, suppress(TimeoutError):
-        listener.settimeout(seconds)
+def hide_memory() -> None:
+    """Have the kernel refuse this process's memory and files to other processes of its user."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _first_request(listener: socket.socket, seconds: float) -> tuple[socket.socket, Mapping[str, Any]] | None:
+    """Return the first connection that brings a request, and the request; None if there is none in time."""
+    listener.settimeout(seconds)
+    with suppress(TimeoutError):
         while True:
             channel, _ = listener.accept()
             with suppress(OSError, EOFError, ValueError):
-                channel.settimeout(REQUEST_SECONDS)
-                request = receive(channel)
+                request = receive(channel, until=time.monotonic() + REQUEST_SECONDS)
                 channel.settimeout(None)
                 return channel, request
             channel.close()
@@ -105,24 +127,23 @@ def _run(request: Mapping[str, Any], folder: Path, channel: socket.socket) -> di
             program = subprocess.Popen(
                 request["command"],
                 cwd=folder,
-                env={**os.environ, "HOME": str(folder), **request["environment"]},
+                env={**os.environ, "HOME": str(folder)},
                 stdin=channel.fileno() if attached else subprocess.DEVNULL,
                 stdout=channel.fileno() if attached else output.fileno(),
-                stderr=subprocess.DEVNULL if attached else subprocess.STDOUT,
+                stderr=output.fileno(),
                 start_new_session=True,
             )
         except OSError as error:
-            return {"code": 127, "output": str(error), "cut": 0, "late": False}
+            return {"code": 127, "output": str(error), "late": False}
         try:
             program.wait(request["seconds"])
         except subprocess.TimeoutExpired:
             program.kill()
             late = True
         code, size = program.wait(), os.fstat(output.fileno()).st_size
-        text = os.pread(output.fileno(), MAX_OUTPUT, 0).decode(errors="replace")
-    return {"code": code, "output": text, "cut": max(size - MAX_OUTPUT, 0), "late": late}
+        text = os.pread(output.fileno(), MAX_OUTPUT, max(size - MAX_OUTPUT, 0)).decode(errors="replace")
+    return {"code": code, "output": text, "late": late}
 
 
 if __name__ == "__main__":
     serve(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))
-    os._exit(0)

@@ -37,6 +37,7 @@ POOLS = f"placement={{mode: Manual, pools: [{ALL}]}}"
 FUNCTION = "models.reward={entrypoint: a.b:c}"
 ENVIRONMENT, TOOLS = "rollout.environment={entrypoint: 'a:Env', arguments: {n: 1}}", "rollout.tools=['a:add']"
 AGENT, COMMAND = "rollout.agent={entrypoint: 'a:run', arguments: {n: 1}}", "rollout.agent={command: [python, a.py]}"
+CODE_OF_A_MINUTE = "models.reward={verifier: {name: Code, seconds: 60}}"
 VERIFIERS = "evaluation={data: {uri: hf://x}, samplesPerPrompt: 8, verifiers: [{name: right, verifier: {name: Math}}]}"
 JUDGE = "{judge: {url: 'http://c/v1', model: m, prompt: 'Rate {response}', arguments: {seed: 1}}}"
 PAIRWISE = "{judge: {url: 'http://c/v1', model: m, prompt: '{response_a} or {response_b}'}}"
@@ -230,6 +231,7 @@ RIGHT: dict[str, Case] = {
         "GRPO", (TOOLS, "sandbox={image: 'python:3.12', network: Egress, warm: 64, seconds: 60}")
     ),
     "an environment in sandboxes": Case("PPO", (ENVIRONMENT, "sandbox={cpu: 250m, memory: 512Mi}")),
+    "code in sandboxes for as long as it takes": Case("GRPO", (CODE_OF_A_MINUTE, "sandbox={seconds: 330}")),
     "code in sandboxes": Case("GRPO", ("models.reward={verifier: {name: Code}}", "sandbox={}")),
     "code of a sum in sandboxes": Case(
         "GRPO", (_sum(_part("a", "{verifier: {name: Code}}"), _part("b", "{uri: hf://r}")), "sandbox={network: None}")
@@ -650,6 +652,19 @@ WRONG: dict[str, Case] = {
     "a sandbox without memory": Case("GRPO", (TOOLS, "sandbox={memory: 1Ki}"), "spec.sandbox.memory"),
     "an unknown network of sandboxes": Case("GRPO", (TOOLS, "sandbox={network: Host}"), "spec.sandbox.network"),
     "an image of sandboxes with a space": Case("GRPO", (TOOLS, "sandbox={image: 'a b'}"), "spec.sandbox.image"),
+    "sandboxes for less time than code": Case(
+        "GRPO", (CODE_OF_A_MINUTE, "sandbox={seconds: 329}"), "spec.models.reward.verifier.seconds"
+    ),
+    "sandboxes for less time than code of a sum": Case(
+        "GRPO",
+        (_sum(_part("a", "{verifier: {name: Code}}"), _part("b", "{uri: hf://r}")), "sandbox={seconds: 54}"),
+        "spec.models.reward.sum.0.reward.verifier.seconds",
+    ),
+    "sandboxes for less time than code of an evaluation": Case(
+        "PPO",
+        (VERIFIERS.replace("Math", "Code"), "sandbox={seconds: 54}"),
+        "spec.evaluation.verifiers.0.verifier.seconds",
+    ),
     "sandboxes for no time": Case("GRPO", (TOOLS, "sandbox={seconds: 0}"), "spec.sandbox.seconds"),
     "tools and no reward": Case("GRPO", (TOOLS, "models.reward="), "spec.models.reward"),
     "tools and an environment": Case("GRPO", (TOOLS, ENVIRONMENT), "spec.rollout.tools"),

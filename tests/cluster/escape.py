@@ -58,6 +58,28 @@ def bytes_written(place: str) -> int:
     return written
 
 
+def port_of_requests() -> int:
+    """Port of the program of this sandbox, which is process 1."""
+    return int(Path("/proc/1/cmdline").read_text().split("\0")[4])
+
+
+def taken_over() -> list[str]:
+    """Ways in which this program could serve requests in place of process 1, or use what process 1 has open."""
+    found = []
+    for family, address in ((socket.AF_INET, ""), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::")):
+        for option in (socket.SO_KEEPALIVE, socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            with suppress(OSError), socket.socket(family) as door:
+                door.setsockopt(socket.SOL_SOCKET, option, 1)
+                door.bind((address, port_of_requests()))
+                door.listen()
+                found.append(f"listens at {address!r} with option {option}")
+    for path in ("/proc/1/mem", "/proc/1/fd"):
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDONLY))
+            found.append(path)
+    return found
+
+
 def credentials() -> list[str]:
     """Files with tokens, and variables that are not of the image or of Kubernetes' own Service."""
     files = [str(path) for path in Path("/var/run/secrets").rglob("*")] if Path("/var/run/secrets").exists() else []
@@ -75,6 +97,7 @@ def main(doors: dict[str, tuple[str, str, int]]) -> None:
         "doors": {name: tried(*door) for name, door in doors.items()},
         "written": {place: bytes_written(place) for place in FOLDERS},
         "credentials": credentials(),
+        "taken_over": taken_over(),
         "user": os.getuid(),
         "core": resource.getrlimit(resource.RLIMIT_CORE)[1],
     }

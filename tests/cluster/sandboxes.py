@@ -60,13 +60,13 @@ RUN = """
 import json, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from rlhf_trainer.rewards.sandboxes import SandboxError, Sandboxes
+from rlhf_trainer.rewards.sandboxes import LostSandboxError, NoSandboxError, Sandboxes
 host, command, files, count, lanes = json.load(sys.stdin)
 pods = Sandboxes(host, int(sys.argv[1]), lanes, 120.0)
 def run(_):
     try:
         return asdict(pods.run(command, files=files, seconds=100.0, until=time.monotonic() + 300))
-    except SandboxError as error:
+    except (LostSandboxError, NoSandboxError) as error:
         return {"error": str(error)}
 with ThreadPoolExecutor(lanes) as pool:
     began = time.monotonic()

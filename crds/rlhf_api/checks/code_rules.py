@@ -7,6 +7,7 @@ from rlhf_api.expressions import Expression, Field
 from rlhf_api.spec.deadlines import CALL_SECONDS
 from rlhf_api.spec.job_spec import CODE
 from rlhf_api.spec.judges import COMPARES
+from rlhf_api.spec.verifiers import Code
 
 OWN_VARIABLES = "RLHF_"
 OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens", "response_finished")
@@ -44,6 +45,12 @@ def user_code() -> Iterator[Rule]:
         runs_code |= Field(path).where(name.or_else("") == "Code").size() > 0
     message = "is for the verifier Code, rollout.environment, rollout.tools and rollout.agent only"
     yield Rule("sandbox", Field("sandbox").is_given.implies(runs_code), message)
+    message = "is {value:g}, but sandbox.seconds is less than 5 times that and 30 for the start"
+    for form in ("models.reward", "models.reward.sum[].reward", "evaluation.verifiers[]"):
+        runs = Field(f"{form}.verifier.name") == "Code"
+        seconds = Field(f"{form}.verifier.seconds").or_else(Code.model_fields["seconds"].default)
+        fits = seconds * 5.0 + 30.0 <= Field("sandbox.seconds").as_float()
+        yield Rule(f"{form}.verifier.seconds", runs.implies(fits), message)
     for path in ("data.train", "data.train.mix[]", "evaluation.data", "evaluation.data.sets[]"):
         named = Field(f"{path}.toolsKey").is_given
         yield Rule(f"{path}.toolsKey", named.implies(~TOOLS), "names tools, and so does rollout.tools")

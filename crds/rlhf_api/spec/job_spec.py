@@ -346,8 +346,8 @@ class JobSpec(Spec):
     run_policy: RunPolicy = Field(RunPolicy(), description="Policy for failures, deadlines and deletion; on a cluster.")
     runtime: Runtime = Field(Runtime(), description="Image, environment and sizes of the pods; on a cluster.")
     sandbox: Sandbox | None = None
-    """Pods that run code of the model. On a cluster, for the verifier Code, an environment and tools. Unset, and on a
-    laptop: guarded processes beside the trainer.
+    """Pods that run code of the model on a cluster: for the verifier Code, an environment, tools and an agent. Unset,
+    and on a laptop: guarded processes beside the trainer.
     """
 
     def with_sources(self, change: SourceChange) -> Self:

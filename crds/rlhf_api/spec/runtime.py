@@ -88,7 +88,7 @@ class Sandbox(Spec):
     """Pods in which code of the model runs on a cluster: each serves one response or episode, and is replaced."""
 
     image: str | None = Field(None, pattern=IMAGE, min_length=1, max_length=1024)
-    """Image with python3, for the verifier Code with pytest, too. Unset is the trainer's."""
+    """Image with python3, 3.11 or newer, for the verifier Code with pytest, too. Unset is the trainer's."""
     cpu: Cpus = Field("1", description="CPUs of a pod.")
     memory: Memory = Field("2Gi", description="Memory of a pod. Half of it holds its files.")
     network: Literal["None", "Egress"] = "None"

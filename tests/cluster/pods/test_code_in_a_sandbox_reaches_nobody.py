@@ -59,7 +59,7 @@ def test_an_attack_from_inside_reaches_nothing(staged: Stage) -> None:
     # A sandbox may be used by the worker only, whatever pod asks; all other doors are there for who has no policy.
     assert {name for name, said in outside["doors"].items() if said == OPEN} == inside["doors"].keys() - {"sandbox"}
     assert {name for name, said in inside["doors"].items() if said == OPEN} == set()
-    assert inside["credentials"] == []
+    assert (inside["credentials"], inside["taken_over"]) == ([], [])
     assert (inside["user"], inside["core"]) == (65532, 0)
     half, written = 256 * MEBIBYTE, inside["written"]
     assert 0 < written.pop("/tmp") <= half

@@ -51,5 +51,5 @@ def test_a_closed_connection_ends_its_call(troupe: Troupe, episodes: dict[str, E
 
 def test_a_lost_sandbox_ends_its_episode_only(troupe: Troupe) -> None:
     *lost, well = troupe.play({"does": "quits"}, {"does": "quits_refused"}, {"does": "plain"})
-    assert [each.failure for each in lost] == ["lost its sandbox, or ended its process there"] * 2
+    assert [each.failure for each in lost] == ["ended its process with exit code 3"] * 2
     assert (well.failure, well.reward) == ("", 1.0)

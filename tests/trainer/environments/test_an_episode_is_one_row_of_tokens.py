@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from rlhf_api.job import Job
 from rlhf_trainer.data.turns import TurnEncoder
-from rlhf_trainer.rewards.supervision import AnswerFailure
-from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play
+from rlhf_trainer.environments.of_job import environments_of
+from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
+from rlhf_trainer.rewards.sandboxes import ADDRESS, Sandboxes
+from rlhf_trainer.rewards.supervision import AnswerFailure, Kind
+from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play, require_some
+from tests.api.cases import made
 from tests.trainer.environments.scripted import END, LOG_PROB, ScriptedEngine
 from tests.trainer.tiny import EXAMPLE_MODEL
 
@@ -179,3 +186,62 @@ def test_an_environment_may_say_what_an_episode_begins_with(tokenizer: PreTraine
     environment = Immediate("A beginning that is far longer than any prompt may be.", (None, 1.0, True))
     (episode,), _ = played(tokenizer, environment, lambda prompt, seed: [5, END])
     assert "more than data.maxPromptTokens (8)" in episode.failure
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ((None, ("a" * 2000, 1.0, False)), (1, 1.0, "")),
+        (("a" * 2000,), (0, 0.0, "reset gave 2002 characters, too many for data.maxPromptTokens")),
+    ],
+)
+def test_what_is_far_too_long_is_not_encoded(
+    tokenizer: PreTrainedTokenizerBase,
+    said: Sequence[Any],
+    expected: tuple[int, float, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def encoded(*_: Any) -> list[int]:
+        raise AssertionError("it may have gigabytes")
+
+    monkeypatch.setattr(TurnEncoder, "_encoded", encoded)
+    (episode,), _ = played(tokenizer, Immediate(*said), lambda prompt, seed: [5, END])
+    assert (episode.turns, sum(episode.rewards), episode.failure) == expected
+
+
+def test_so_many_episodes_are_played_at_a_time_as_have_sandboxes(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADDRESS, "sandboxes:1")
+    asked = Job.parse(made("GRPO", ("rollout.tools=['os:getcwd']", "sandbox={warm: 5}")))
+    environments = environments_of(asked, Sandboxes.of(asked.spec.sandbox, sharers=2))
+    counts: list[int] = []
+
+    class Counting(Immediate):
+        def begin(self, number: int, seed: int) -> None:
+            super().begin(number, seed)
+            counts.append(len(self.seeds) - len(self.ended))
+
+    limits = replace(LIMITS, episodes=environments.most)
+    playing = Counting(None, (None, 1.0, True))
+    played(tokenizer, playing, lambda prompt, seed: [5, END], limits=limits, rows=[{}] * 7)
+    assert (max(counts), len(counts)) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "error"),
+    [
+        (("lost", "no sandbox"), EnvironmentProblem),
+        (("no sandbox", "raised"), UserCodeError),
+        (("late", "ended"), UserCodeError),
+        (("lost", None), None),
+        (("lost",), None),
+    ],
+)
+def test_a_cluster_without_sandboxes_is_not_the_users_fault(
+    kinds: Sequence[Kind | None], error: type[Exception] | None
+) -> None:
+    job = Job.parse(made("GRPO", ("rollout.tools=['os:getcwd']",)))
+    reasons = [("failed" if kind else "", kind or "raised") for kind in kinds]
+    with pytest.raises(error, match="failed in all 2 episodes of a rank") if error else nullcontext():
+        require_some(job, reasons)

@@ -29,6 +29,7 @@ class Shop:
 
     async def step(self, response):
         if response == "leave":
+            os.write(2, b"so long\\nbye\\n")
             os._exit(3)
         if response == "sleep":
             time.sleep(100)
@@ -58,10 +59,9 @@ class Played:
     """An environment whose episodes are in sandboxes."""
 
     def __init__(self, sandboxes: Sandboxes, *entrypoints: str, seconds: float = 20.0, **arguments: Any) -> None:
-        given: dict[str, Any] = {"arguments": arguments, "patience": PATIENT}
-        begin = SandboxedEpisodes(sandboxes, entrypoints, **given).begin
-        path = "job: spec.rollout.environment"
-        self.made = Environments(entrypoints, path=path, in_sandbox=begin, seconds=seconds, **given)
+        episodes = SandboxedEpisodes(sandboxes, entrypoints, arguments=arguments, patience=PATIENT)
+        given: dict[str, Any] = {"arguments": arguments, "path": "job: spec.rollout.environment"}
+        self.made = Environments(entrypoints, open_sandbox=episodes.open, seconds=seconds, **given)
         self.made.ready()
 
     def call(self, number: int, method: str, given: Any) -> Any:
@@ -100,7 +100,7 @@ def test_an_episode_answers_as_one_beside_the_trainer(made_pool: tuple[Sandboxes
 @pytest.mark.parametrize(
     ("response", "what"),
     [
-        ("leave", "lost its sandbox, or ended its process there"),
+        ("leave", "ended its process with exit code 3: bye"),
         ("sleep", "did not answer within 3 s"),
         ("raise", "step raised ValueError: no"),
     ],
@@ -163,9 +163,9 @@ def test_a_module_that_cannot_be_imported_is_named(made_pool: tuple[Sandboxes, P
 
 def test_nobody_waits_for_a_sandbox_for_ever(module: str) -> None:
     nobody = Sandboxes("127.0.0.1", 9, 1, 60.0)
-    given: dict[str, Any] = {"arguments": {"wanted": 1}, "patience": 1.0}
-    begin = SandboxedEpisodes(nobody, [f"{module}:Shop"], **given).begin
-    made = Environments([f"{module}:Shop"], path="job: spec.rollout", in_sandbox=begin, seconds=5.0, **given)
+    names, arguments = [f"{module}:Shop"], {"wanted": 1}
+    episodes = SandboxedEpisodes(nobody, names, arguments=arguments, patience=1.0)
+    made = Environments(names, arguments=arguments, path="job: x", open_sandbox=episodes.open, seconds=0.1)
     made.begin(0, seed=1)
     made.ask(0, "reset", {"prompt": "a"})
     while not (found := made.answers(seconds=1.0)):

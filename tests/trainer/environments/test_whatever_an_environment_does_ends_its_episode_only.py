@@ -156,7 +156,7 @@ def test_what_dies_after_its_answer_fails_when_it_is_asked_again() -> None:
         own.kill()
         psutil.wait_procs([own], timeout=PATIENT)
         assert made.answers(seconds=math.inf) == []
-        assert asked(made, {0: ("step", "go")}) == {0: AnswerFailure("was ended by signal 9 (SIGKILL)")}
+        assert asked(made, {0: ("step", "go")}) == {0: AnswerFailure("was ended by signal 9 (SIGKILL)", kind="ended")}
 
 
 def test_episodes_fail_where_no_process_can_be_started(tmp_path: Path) -> None:

@@ -42,5 +42,5 @@ class Agent:
             lines = errors.read().decode(errors="replace").split("\n")
         if code:
             last = next((": " + line.strip()[:MAX_SHOWN] for line in reversed(lines) if line.strip()), "")
-            kind: Kind = "raised" if code > 0 else "lost"
+            kind: Kind = "raised" if code > 0 else "ended"
             raise WrongAnswerError(f"no result, as the command {ending_of(code)}{last}", kind=kind)

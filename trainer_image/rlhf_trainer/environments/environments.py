@@ -17,8 +17,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 from rlhf_api.sandbox_server import receive, send
 from rlhf_trainer.rewards import supervision
@@ -27,9 +27,18 @@ from rlhf_trainer.rewards.supervision import AnswerFailure
 
 POLL_SECONDS = 0.001
 """Shortest wait in seconds for the answer of an episode that is late."""
-
-BEGUN = object()
-"""News of an episode that is no answer; see `Environments._read`."""
+MAX_EPISODES = 256
+"""Most episodes that an engine plays at a time; each takes a process and an open socket."""
+MAX_BYTES = 2**23
+"""Most bytes of an episode's answer."""
+MAX_PROBLEM = 1000
+"""Most characters of an episode's sentence on its failure."""
+TAKEN = {"begun": True}
+"""Message of the trainer's thread for an episode: a sandbox has taken its request."""
+TAKEN_BY_SANDBOX = object()
+"""Marks the news that a sandbox has taken the request; it is no answer."""
+OpenSandbox = Callable[[int], tuple[socket.socket, Callable[[], None]]]
+"""Function (seed) -> the socket that answers for a new episode in a sandbox, and a function that ends the episode."""
 
 
 @dataclass
@@ -37,12 +46,17 @@ class RunningEpisode:
     """Trainer's record of an episode: the socket to its process, and the time limit of a pending request."""
 
     channel: socket.socket
+    close: Callable[[], None]
+    method: str = ""
+    """Method that was called last."""
     until: float | None = None
     """Monotonic time by which the episode must answer; None: no request is pending; inf: its time is paused."""
     left: float = 0.0
     """Seconds that the episode had left for its answer when its time was paused."""
-    patience: float = 0.0
-    """Seconds that the first answer may take longer, until a sandbox is free."""
+    pauses: int = 0
+    """Number of reasons for which its time is paused."""
+    waits: bool = False
+    """True until a sandbox has taken its request; its time is paused until then."""
 
 
 class Environments:
@@ -55,20 +69,20 @@ class Environments:
         arguments: Mapping[str, Any],
         seconds: float,
         path: str,
-        in_sandbox: Callable[[int], socket.socket] | None = None,
-        patience: float = 0.0,
+        open_sandbox: OpenSandbox | None = None,
+        most: int = MAX_EPISODES,
+        has_rewards: bool = True,
     ) -> None:
         """Start the guarded process, unless there are sandboxes. path: the field of the manifest, for error messages.
 
         entrypoints: of the environment's class, then of functions that it calls; seconds: time limit of an answer.
-        in_sandbox: function (seed) -> socket that answers for an episode in a sandbox, the first time after at most
-        `patience` seconds more.
+        most: episodes at a time; has_rewards: whether steps may give a reward other than 0.
         """
         names = ",".join(entrypoints)
         self._arguments, self._seconds, self._path = dict(arguments), seconds, path
-        self._in_sandbox, self._patience = in_sandbox, patience
+        self._open_sandbox, self.most, self._has_rewards = open_sandbox, most, has_rewards
         self._process: supervision.UserProcess | None = None
-        if in_sandbox is None:
+        if open_sandbox is None:
             program = "rlhf_trainer.environments.environments"
             self._process = supervision.UserProcess(program, names, subject=f"{names} ")
         self._selector = selectors.DefaultSelector()
@@ -84,9 +98,12 @@ class Environments:
             raise UserCodeError(f"{self._path}: {failure.what}")
 
     def begin(self, number: int, seed: int) -> None:
-        """Start the process of a new episode; number: unused so far; seed: of the process's random numbers."""
-        if self._in_sandbox:
-            self._episodes[number] = RunningEpisode(self._in_sandbox(seed), patience=self._patience)
+        """Begin an episode: fork its process, or prepare the connection to a sandbox.
+
+        number: unused so far; seed: of the process's random numbers.
+        """
+        if self._open_sandbox:
+            self._episodes[number] = RunningEpisode(*self._open_sandbox(seed), waits=True)
             return
         assert self._process is not None, "it was started"
         ours, theirs = socket.socketpair()
@@ -96,30 +113,34 @@ class Environments:
             ours.close()
             self._failed.append((number, failure))
         else:
-            self._episodes[number] = RunningEpisode(ours)
+            self._episodes[number] = RunningEpisode(ours, ours.close)
 
     def ask(self, number: int, method: str, given: Any) -> None:
         """Send an episode the call of a method of its environment; `answers` returns the result."""
         if number not in self._episodes:
             return  # the episode has failed, and `answers` says so
         episode = self._episodes[number]
-        episode.until, episode.patience = time.monotonic() + self._seconds + episode.patience, 0.0
-        try:
+        episode.method, episode.until, episode.pauses = method, time.monotonic() + self._seconds, 0
+        if episode.waits:
+            self.pause(number)
+        with suppress(OSError):  # it has ended, which its socket says when it is read
             episode.channel.settimeout(self._seconds)
             send(episode.channel, {method: given})
-            self._selector.register(episode.channel, selectors.EVENT_READ, number)
-        except OSError:
-            self._failed.append((number, self._failure_of(number)))
+        self._selector.register(episode.channel, selectors.EVENT_READ, number)
 
     def pause(self, number: int) -> None:
         """Stop the time of an episode's request, as the trainer now works for the episode."""
         if (episode := self._episodes.get(number)) and episode.until is not None:
-            episode.left, episode.until = episode.until - time.monotonic(), math.inf
+            if not episode.pauses:
+                episode.left, episode.until = episode.until - time.monotonic(), math.inf
+            episode.pauses += 1
 
     def resume(self, number: int) -> None:
-        """Let the time of an episode's request go on."""
+        """Let the time of an episode's request go on, if it is not paused for another reason."""
         if (episode := self._episodes.get(number)) and episode.until is not None:
-            episode.until = time.monotonic() + episode.left
+            episode.pauses -= 1
+            if not episode.pauses:
+                episode.until = time.monotonic() + episode.left
 
     def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
         """Return (number, answer or AnswerFailure) of each episode that has answered, failed, or is late.
@@ -131,7 +152,7 @@ class Environments:
         limits = [each.until for each in self._episodes.values() if each.until is not None]
         longest = max(POLL_SECONDS, min(limits) - time.monotonic()) if limits and not found else 0
         for key, _ in self._selector.select(min(seconds, longest)):
-            if (answer := self._read(key.data)) is not BEGUN:
+            if (answer := self._read(key.data)) is not TAKEN_BY_SANDBOX:
                 found.append((key.data, answer))
         now = time.monotonic()
         for number in [number for number, each in self._episodes.items() if each.until and each.until <= now]:
@@ -147,7 +168,7 @@ class Environments:
         if (episode := self._episodes.pop(number, None)) is None:
             return ""
         self._drop_request(episode)
-        episode.channel.close()
+        episode.close()
         if self._process is None or not self._process.is_running:
             return ""
         answer = self._process.call({"end": number}, seconds=supervision.GUARD_SECONDS)
@@ -157,7 +178,7 @@ class Environments:
         """End the guarded process, the processes of all episodes, and all their descendants."""
         for episode in self._episodes.values():
             self._drop_request(episode)
-            episode.channel.close()
+            episode.close()
         self._episodes.clear()
         if self._process:
             self._process.close()
@@ -169,31 +190,51 @@ class Environments:
             self._selector.unregister(episode.channel)
 
     def _read(self, number: int) -> Any:
-        """Return the answer of an episode whose socket has something to read, or an AnswerFailure.
-
-        BEGUN: its request has reached a sandbox, and from now on its time counts.
-        """
-        episode = self._episodes[number]
-        left = min((episode.until or 0.0) - time.monotonic(), self._seconds)
+        """Return the answer of an episode whose socket has something to read, an AnswerFailure, or TAKEN_BY_SANDBOX."""
+        episode, longest = self._episodes[number], time.monotonic() + self._seconds
         try:
-            episode.channel.settimeout(max(left, POLL_SECONDS))
-            answer = receive(episode.channel)
+            message = receive(episode.channel, most=MAX_BYTES, until=min(episode.until or 0.0, longest))
         except (OSError, EOFError) as error:
             self._drop_request(episode)
             return self._lateness() if isinstance(error, TimeoutError) else self._failure_of(number)
-        if "begun" in answer:
-            episode.until = time.monotonic() + self._seconds
-            return BEGUN
+        except (ValueError, RecursionError) as error:
+            self._drop_request(episode)
+            return AnswerFailure(f"sent what is no answer: {error}")
+        if episode.waits and message == TAKEN:
+            episode.waits = False
+            self.resume(number)
+            return TAKEN_BY_SANDBOX
         self._drop_request(episode)
-        problem, kind = answer.get("problem"), answer.get("kind", "raised")
-        return AnswerFailure(problem, kind=kind) if problem else answer["answer"]
+        answer = answer_in(message, episode.method)
+        if episode.method == "step" and not self._has_rewards and isinstance(answer, list) and answer[1]:
+            return AnswerFailure(f"step gave as reward {answer[1]}, but tools give none")
+        return answer
 
     def _lateness(self) -> AnswerFailure:
         return AnswerFailure(f"did not answer within {self._seconds:g} s", kind="late")
 
     def _failure_of(self, number: int) -> AnswerFailure:
         """Return the failure of an episode whose process has closed its socket."""
-        return AnswerFailure(self.end(number) or "ended")
+        return AnswerFailure(self.end(number) or "ended", kind="ended" if self._process else "lost")
+
+
+def answer_in(message: Any, method: str) -> Any:
+    """Return the answer to a call of `method`, or the failure, in a message that code of the model may have written."""
+    failure = AnswerFailure("sent what is no answer")
+    try:
+        match message:
+            case {"answer": answer}:
+                return ANSWERS[method](answer)
+            case {"problem": str(problem)}:
+                kind = message.get("kind")
+                failure = AnswerFailure(problem, kind=kind if kind in get_args(supervision.Kind) else "raised")
+            case {"code": int(code), "output": str(output)}:
+                last = output.strip().rpartition("\n")[2]
+                failure = AnswerFailure(f"{supervision.ending_of(code)}{': ' * bool(last)}{last}", kind="ended")
+    except (WrongAnswerError, RecursionError) as error:
+        failure = AnswerFailure(f"{method} gave {error}")
+    what = failure.what[:MAX_PROBLEM].encode(errors="backslashreplace").decode()  # it is written to logs
+    return replace(failure, what=what)
 
 
 def serve(channel: socket.socket, entrypoints: str) -> None:
@@ -286,8 +327,8 @@ class EpisodeServer:
         return self._loop.run_until_complete(found)
 
 
-def _step(found: Any) -> tuple[Any, float, bool]:
-    """Check the result of an environment's `step`; returns (observation, reward, whether the episode is over)."""
+def _step(found: Any) -> list[Any]:
+    """Check the result of an environment's `step`; returns [observation, reward, whether the episode is over]."""
     if not isinstance(found, tuple | list) or len(found) != 3:
         raise WrongAnswerError(f"{kind_of(found)}, expected (observation, reward, done)")
     observation, reward, done = found
@@ -299,7 +340,7 @@ def _step(found: Any) -> tuple[Any, float, bool]:
         raise WrongAnswerError("as reward None, expected a number")
     if not done and observation is None:
         raise WrongAnswerError("no observation, but the episode is not done")
-    return (None if done else _messages(observation)), number, bool(done)
+    return [None if done else _messages(observation), number, bool(done)]
 
 
 def _reward(found: Any) -> float | None:
@@ -328,7 +369,10 @@ ANSWERS: Mapping[str, Callable[[Any], Any]] = {
     "run": _reward,
     "schemas": lambda found: found,
 }
-"""Method of an environment -> check that returns the method's result as JSON values; `schemas` is not checked."""
+"""Method of an environment -> check that returns the method's result as JSON values; `schemas` is not checked.
+
+The episode's process checks, so that a failure names the user's line, and the trainer does, which trusts no process.
+"""
 
 
 if __name__ == "__main__":

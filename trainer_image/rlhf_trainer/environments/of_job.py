@@ -5,7 +5,7 @@ from contextlib import closing
 from typing import Any
 
 from rlhf_api.job import Job
-from rlhf_trainer.environments.environments import Environments
+from rlhf_trainer.environments.environments import MAX_EPISODES, Environments
 from rlhf_trainer.environments.sandboxed import SandboxedEpisodes
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.sandboxes import Sandboxes
@@ -43,10 +43,13 @@ def environments_of(job: Job, sandboxes: Sandboxes | None = None) -> Environment
     if rollout.agent:
         entrypoints = [AGENT, *filter(None, [rollout.agent.entrypoint])]
         arguments = rollout.agent.model_dump(mode="json")
-    seconds, patience = rollout.step_timeout_seconds, job.spec.training.call_deadline / 2
-    given: dict[str, Any] = {"arguments": arguments, "patience": patience}
-    begin = SandboxedEpisodes(sandboxes, entrypoints, **given).begin if sandboxes else None
-    return Environments(entrypoints, path=_path(job), in_sandbox=begin, seconds=seconds, **given)
+    given: dict[str, Any] = {"arguments": arguments, "seconds": rollout.step_timeout_seconds, "path": _path(job)}
+    given["has_rewards"] = entrypoints[0] != TOOLS
+    if sandboxes:
+        patience = job.spec.training.call_deadline / 2
+        episodes = SandboxedEpisodes(sandboxes, entrypoints, arguments=arguments, patience=patience)
+        given |= {"open_sandbox": episodes.open, "most": min(MAX_EPISODES, sandboxes.warm)}
+    return Environments(entrypoints, **given)
 
 
 def try_environment(job: Job, calls: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Its image needs the packages that the user's module imports, and Python; our mod
 The connection to the pod carries calls and their answers, and the TCP connections of an agent's program to its model.
 """
 
+import itertools
 import json
 import os
 import selectors
@@ -11,26 +12,32 @@ import socket
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from rlhf_api.sandbox_server import receive, send
-from rlhf_trainer.environments.environments import play_episode
+from rlhf_trainer.environments.environments import MAX_BYTES, TAKEN, play_episode
 from rlhf_trainer.rewards.function import import_all
 from rlhf_trainer.rewards.sandboxes import NoSandboxError, Sandboxes, sources, users_sources
 
 MODULES = (
     *(f"rlhf_api.{name}" for name in ("exit_codes", "own_code", "sandbox_server")),
     "rlhf_trainer.agents.programs",
-    *(f"rlhf_trainer.environments.{name}" for name in ("environments", "gymnasium_games", "sandboxed", "tools")),
+    *(f"rlhf_trainer.environments.{name}" for name in ("environments", "sandboxed", "tools")),
+    *(f"rlhf_trainer.environments.{name}_environments" for name in ("openenv", "verifiers")),
+    "rlhf_trainer.environments.gymnasium_games",
     *(f"rlhf_trainer.rewards.{name}" for name in ("function", "sample", "sandboxes", "supervision")),
 )
 EPISODE = "episode.json"
 PART_BYTES = 2**16
 """Most bytes of a TCP connection in one message."""
+MAX_CONNECTIONS = 64
+"""Most connections that an episode has open at a time; more are closed at once."""
+SILENT_SECONDS = 60.0
+"""Longest time in seconds in which a sandbox or the model must go on with a message that it sends or gets."""
 BASE_URL = "OPENAI_BASE_URL"
 
 
@@ -47,30 +54,52 @@ class SandboxedEpisodes:
         for each in entrypoints:
             self._files = {**users_sources(each), **self._files}
 
-    def begin(self, seed: int) -> socket.socket:
-        """Return a socket that answers as the process of a new episode does; {"begun": true} comes before."""
-        ours, theirs = socket.socketpair()
-        threading.Thread(target=self._serve, args=(theirs, seed), daemon=True).start()
-        return ours
+    def open(self, seed: int) -> tuple[socket.socket, Callable[[], None]]:
+        """Return a socket that answers as the process of a new episode does, and a function that ends the episode.
 
-    def _serve(self, theirs: socket.socket, seed: int) -> None:
-        """Pass calls to a sandbox, and its answers back, until the trainer closes its end."""
+        `TAKEN` comes before the first answer.
+        """
         files = {**self._files, EPISODE: json.dumps({**self._command, "seed": seed})}
         words, limit = ["python3", "-m", "rlhf_trainer.environments.sandboxed"], self._sandboxes.seconds
-        request = {"command": words, "files": files, "environment": {}, "seconds": limit, "attached": True}
-        with theirs, suppress(OSError, EOFError):
-            call = receive(theirs)
+        request = {"command": words, "files": files, "seconds": limit, "attached": True}
+        episode = _Episode(self._sandboxes, request, patience=self._patience)
+        return episode.socket, episode.close
+
+
+class _Episode:
+    """Trainer's end of an episode in a sandbox: a thread passes its calls there, and the answers back."""
+
+    def __init__(self, sandboxes: Sandboxes, request: Mapping[str, Any], *, patience: float) -> None:
+        self.socket, self._theirs = socket.socketpair()
+        self._sandboxes, self._request, self._patience = sandboxes, request, patience
+        self._channel: socket.socket | None = None
+        self._is_over = False
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        """End the episode, its sandbox and its thread, whatever the thread waits for."""
+        self._is_over = True
+        self.socket.close()
+        if self._channel:
+            with suppress(OSError):
+                self._channel.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self) -> None:
+        """Find a sandbox for the first call, and pass on messages until the episode ends."""
+        with self._theirs, suppress(OSError, EOFError):
+            call = receive(self._theirs)
+            until = time.monotonic() + self._patience
             try:
-                channel = self._sandboxes.open(request, until=time.monotonic() + self._patience)
+                self._channel = self._sandboxes.open(self._request, until=until, is_over=lambda: self._is_over)
             except NoSandboxError as error:
-                send(theirs, {"problem": str(error), "kind": "no sandbox"})
+                send(self._theirs, {"problem": str(error), "kind": "no sandbox"})
                 return
-            with channel:
-                channel.settimeout(None)
-                send(theirs, {"begun": True})
+            with self._channel as channel:
+                send(self._theirs, TAKEN)
+                channel.settimeout(SILENT_SECONDS)
                 send(channel, call)
-                Tunnel(channel, theirs, model=_model_of(call)).carry()
-                send(theirs, {"problem": "lost its sandbox, or ended its process there", "kind": "lost"})
+                problem = Tunnel(channel, self._theirs, model=_model_of(call)).carry()
+                send(self._theirs, {"problem": problem or "lost its sandbox", "kind": "raised" if problem else "lost"})
 
 
 def _model_of(call: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -84,7 +113,8 @@ def _model_of(call: Mapping[str, Any]) -> tuple[str, int] | None:
 class Tunnel:
     """One end of the connection to a sandbox: messages for the process here, and the bytes of TCP connections.
 
-    A message {"connection": number, "bytes": base64} has what one of these sent; without bytes, it is closed.
+    {"connection": number} announces a new connection. {"connection": number, "bytes": base64}: data of a connection;
+    empty bytes close it.
     """
 
     def __init__(
@@ -98,21 +128,26 @@ class Tunnel:
         """channel: to the other end; model: address to connect to, on the trainer's end; listener: on the other."""
         self._channel, self._process, self._model, self._listener = channel, process, model, listener
         self._connections: dict[int, socket.socket] = {}
-        self._next = 0
-        """Number of the next new connection."""
+        self._numbers = itertools.count()
+        """Numbers of new connections."""
         self._selector = selectors.DefaultSelector()
         for each in filter(None, (channel, process, listener)):
             self._selector.register(each, selectors.EVENT_READ)
 
-    def carry(self) -> None:
-        """Carry messages until the other end or the process is gone."""
-        with suppress(OSError, EOFError):
+    def carry(self) -> str:
+        """Carry messages until the other end or the process is gone; returns what is wrong with a message, or ''."""
+        try:
             while True:
                 for key, _ in self._selector.select():
                     self._take(key)
-        for each in self._connections.values():
-            each.close()
-        self._selector.close()
+        except (OSError, EOFError):
+            return ""
+        except Exception as error:  # noqa: BLE001 whatever the other end, where code of a model runs, has sent
+            return f"sent what is no message: {error}"
+        finally:
+            for each in self._connections.values():
+                each.close()
+            self._selector.close()
 
     def _take(self, key: selectors.SelectorKey) -> None:
         """Pass on what a socket has; OSError or EOFError if the other end or the process is gone."""
@@ -120,17 +155,28 @@ class Tunnel:
             send(self._channel, receive(self._process))
         elif self._listener and key.fileobj is self._listener:
             connection, _ = self._listener.accept()
-            self._add(self._next, connection)
+            send(self._channel, {"connection": self._add(next(self._numbers), connection)})
         elif key.fileobj is not self._channel:
             self._read(key.data)
-        elif "connection" in (message := receive(self._channel)):
+        elif "connection" not in (message := receive(self._channel, most=MAX_BYTES)):
+            send(self._process, message)
+        elif "bytes" in message:
             self._write(message["connection"], b64decode(message["bytes"]))
         else:
-            send(self._process, message)
+            self._connect(message["connection"])
 
-    def _add(self, number: int, connection: socket.socket) -> None:
-        self._connections[number], self._next = connection, number + 1
+    def _add(self, number: int, connection: socket.socket) -> int:
+        self._connections[number] = connection
         self._selector.register(connection, selectors.EVENT_READ, number)
+        return number
+
+    def _connect(self, number: int) -> None:
+        """Connect to the model for a new connection at the other end, or have it closed there."""
+        with suppress(OSError):
+            if self._model and number not in self._connections and len(self._connections) < MAX_CONNECTIONS:
+                self._add(number, socket.create_connection(self._model, timeout=SILENT_SECONDS))
+                return
+        send(self._channel, {"connection": number, "bytes": ""})
 
     def _read(self, number: int) -> None:
         part = b""
@@ -142,8 +188,6 @@ class Tunnel:
 
     def _write(self, number: int, part: bytes) -> None:
         with suppress(OSError):  # that connection is gone: its end is read next
-            if self._model and number >= self._next:
-                self._add(number, socket.create_connection(self._model))
             if part and number in self._connections:
                 self._connections[number].sendall(part)
         if not part:

@@ -17,26 +17,28 @@ from rlhf_trainer.rewards.verifiers import JUDGING_SHARE, OPTIONS, VerifierScore
 JUDGE = "rlhf_trainer.rewards.judged_code"
 MODULES = ("rlhf_api.sandbox_server", "rlhf_trainer.rewards.code_tests", JUDGE, "rlhf_trainer.rewards.supervision")
 MAX_LOST, START_SECONDS = 2, 30.0
-"""Number of lost sandboxes with which a response counts as wrong; seconds for the start of Python in a sandbox."""
+"""Number of lost sandboxes after which a response has no other; seconds for the start of Python in a sandbox."""
 
 
 def score(prompts: list[str], responses: list[str], finished: list[bool], /, **given: Any) -> list[VerifierScore]:
-    """Return the score of each response, with the share of tests that it passes; None if it found no sandbox in time.
+    """Return the score of each response, with the share of tests that it passes.
+
+    It is None if the response found no sandbox in time. A response that loses two counts as wrong; but if no other one
+    was judged, the sandboxes may be at fault, and the score is None.
 
     given: as in `verifiers.score`, with the fields of `Sandboxes` as a fourth value under OPTIONS.
     """
-    options, seconds, ranks, pods = given.pop(OPTIONS)
+    options, seconds, _, pods = given.pop(OPTIONS)
     verifier, sandboxes = Code.model_validate(options), Sandboxes(**pods)
     tests, until = given[verifier.tests_key], time.monotonic() + JUDGING_SHARE * seconds
     places = [place for place, is_finished in enumerate(finished) if is_finished]
     items = [(code_in(verifier, prompts[place], responses[place]), tests[place]) for place in places]
     scores: list[VerifierScore] = [0.0] * len(responses)
-    with ThreadPoolExecutor(max(1, sandboxes.warm // ranks)) as pool:
+    with ThreadPoolExecutor(sandboxes.warm) as pool:
         found = [*pool.map(partial(_judged, sandboxes, verifier, until), items)]
-    if len(found) > 1 and all(UNSERVED in each for each in found):
-        raise TimeoutError(f"no sandbox was free in {JUDGING_SHARE * seconds:.0f} s; see the condition SandboxesReady")
+    is_one_judged = any(each[SCORE] is not None for each in found)
     for place, each in zip(places, found, strict=True):
-        scores[place] = each
+        scores[place] = {**each, SCORE: 0.0} if is_one_judged and each.get(LOST) == MAX_LOST else each
     return scores
 
 
@@ -55,6 +57,11 @@ def _judged(sandboxes: Sandboxes, verifier: Code, until: float, item: tuple[str,
         except LostSandboxError:
             lost += 1
             continue
+        if done.late and time.monotonic() >= until:
+            return {SCORE: None, UNSERVED: 1.0, **marks}
+        if done.code < 0 and not done.late:  # the kernel has ended the judge, as memory was short
+            lost += 1
+            continue
         if done.code and not done.late:
             last = done.output.strip().rpartition("\n")[2]
             raise RuntimeError(f"cannot judge in the image of spec.sandbox: {last}")
@@ -62,4 +69,4 @@ def _judged(sandboxes: Sandboxes, verifier: Code, until: float, item: tuple[str,
             return {SCORE: 0.0, STOPPED: 1.0, **marks}
         count = len(read_tests(tests))
         return {SCORE: float(passed == count), "tests": passed / count, **marks}
-    return {SCORE: 0.0, LOST: float(lost)}
+    return {SCORE: None, LOST: float(lost)}

@@ -9,19 +9,23 @@ import math
 import os
 from pathlib import Path
 
+from rlhf_api.sandbox_server import hide_memory
 from rlhf_trainer.rewards.code_tests import passed_tests, read_tests
 from rlhf_trainer.rewards.supervision import ChildLimits, judge_in_children, require_sandbox
 
 
 def main() -> None:
     """Judge the code. It cannot write to the standard output, which has the answer only."""
-    code, tests, seconds, memory = json.loads(Path("item.json").read_text())
+    item = Path("item.json")
+    code, tests, seconds, memory = json.loads(item.read_text())
+    item.unlink()  # so that the code cannot read its tests there
+    hide_memory()
     require_sandbox()
-    item, limits = (code, read_tests(tests)), ChildLimits(seconds=seconds, memory=memory, is_sandboxed=True)
+    judged, limits = (code, read_tests(tests)), ChildLimits(seconds=seconds, memory=memory, is_sandboxed=True)
     answer = os.dup(1)
     for number in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    (passed,) = judge_in_children(lambda each: float(passed_tests(*each)), [item], limits, until=math.inf)
+    (passed,) = judge_in_children(lambda each: float(passed_tests(*each)), [judged], limits, until=math.inf)
     os.write(answer, json.dumps(passed).encode())
 
 

@@ -5,42 +5,40 @@ guarded processes (`supervision`). The program in a pod is `rlhf_api.sandbox_ser
 """
 
 import importlib.util
-import inspect
 import os
 import random
+import signal
 import socket
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from rlhf_api.sandbox_server import receive, send
+from rlhf_api.sandbox_server import SHORTEST_SECONDS, receive, send
 
 ADDRESS = "RLHF_SANDBOXES"
 """Environment variable with host and port of the job's sandboxes; unset where there are none."""
 CONNECT_SECONDS, TAKE_SECONDS = 1.0, 10.0
 """Longest time in seconds to connect to a sandbox, and until it has taken a request."""
+MAX_ANSWER = 2**20
+"""Most bytes of a sandbox's answer."""
 ANSWER_SECONDS = 10.0
 """Longest time in seconds of an answer beyond the time limit of the command."""
 PAUSES, GROWTH = (0.02, 0.5), 1.5
 """Shortest and longest mean time in seconds between two attempts to find a free sandbox; one in use refuses at once."""
 INSTALLED = tuple(sysconfig.get_path(each) for each in ("purelib", "platlib", "stdlib"))
-"""Folders of installed packages, which an image has or has not."""
+"""Folders of installed packages. They are not sent; the image must have them."""
 
 
-class SandboxError(Exception):
-    """Failure of a sandbox; the text is the predicate of a sentence on what was to run in it."""
+class NoSandboxError(Exception):
+    """Error for a command for which no sandbox was free in time; the text is the predicate of a sentence."""
 
 
-class NoSandboxError(SandboxError):
-    """Error for a command for which no sandbox was free in time."""
-
-
-class LostSandboxError(SandboxError):
+class LostSandboxError(Exception):
     """Error for a sandbox that was lost before the command ended: killed, evicted or short of memory."""
 
 
@@ -51,9 +49,7 @@ class Finished:
     code: int
     """Exit code of the command; negative: the signal that ended it."""
     output: str
-    """Text that the command printed to standard output and error, at most `sandbox_server.MAX_OUTPUT` bytes."""
-    cut: int
-    """Number of bytes of output beyond that, which are left out."""
+    """End of what the command printed to standard output and error, at most `sandbox_server.MAX_OUTPUT` bytes."""
     late: bool
     """Whether the time limit ended the command."""
 
@@ -65,49 +61,52 @@ class Sandboxes:
     host: str
     port: int
     warm: int
-    """Number of pods that wait or work."""
+    """Number of pods that wait or work, or a rank's share of it: so many commands at a time find one soon."""
     seconds: float
     """Longest time of a command in its pod."""
 
     @classmethod
-    def of(cls, spec: Any) -> Self | None:
-        """Return the sandboxes of a job whose `spec.sandbox` is `spec`; None where nobody has made pods for it."""
-        host, _, port = os.environ.get(ADDRESS, "").rpartition(":")
-        return cls(host, int(port), spec.warm, float(spec.seconds)) if spec and host else None
+    def of(cls, spec: Any, *, sharers: int) -> Self | None:
+        """Return the sandboxes of a job whose `spec.sandbox` is `spec`; None where nobody has made pods for it.
 
-    def run(
-        self,
-        command: Sequence[str],
-        *,
-        files: Mapping[str, str],
-        seconds: float,
-        until: float,
-        environment: Mapping[str, str] | None = None,
-    ) -> Finished:
+        sharers: number of ranks or engines that use them at the same time.
+        """
+        host, _, port = os.environ.get(ADDRESS, "").rpartition(":")
+        return cls(host, int(port), max(1, spec.warm // sharers), float(spec.seconds)) if spec and host else None
+
+    def run(self, command: Sequence[str], *, files: Mapping[str, str], seconds: float, until: float) -> Finished:
         """Run a command in a sandbox that nobody has used, and return how it ended.
 
         files: texts by path below the command's working folder, which is its HOME. seconds: time limit of the command.
-        until: time of the monotonic clock by which a sandbox must be free, else NoSandboxError. LostSandboxError if the
-        pod is lost after that; the command may have begun.
+        until: time of the monotonic clock by which a sandbox must be free, else NoSandboxError, and which ends the
+        command. LostSandboxError if the pod is lost; the command may have begun.
         """
-        request = {"command": [*command], "files": files, "environment": environment or {}, "attached": False}
-        with self.open({**request, "seconds": seconds}, until=until) as channel:
-            channel.settimeout(min(seconds, self.seconds) + ANSWER_SECONDS)
+        request = {"command": [*command], "files": files, "seconds": seconds, "attached": False}
+        with self.open(request, until=until) as channel:
+            limit = time.monotonic() + min(seconds, self.seconds) + ANSWER_SECONDS
             try:
-                return Finished(**receive(channel))
-            except (OSError, EOFError) as error:
+                return Finished(**receive(channel, most=MAX_ANSWER, until=min(limit, until)))
+            except (OSError, EOFError, ValueError, TypeError) as error:
+                if isinstance(error, TimeoutError) and until < limit:
+                    return Finished(code=-signal.SIGKILL, output="", late=True)  # as the end of the connection kills it
                 raise LostSandboxError("lost its sandbox") from error
 
-    def open(self, request: Mapping[str, Any], *, until: float) -> socket.socket:
-        """Return the connection to a free sandbox that has taken a request; NoSandboxError if none has by `until`."""
+    def open(
+        self, request: Mapping[str, Any], *, until: float, is_over: Callable[[], bool] = lambda: False
+    ) -> socket.socket:
+        """Return the connection to a free sandbox that has taken a request; NoSandboxError if none has by `until`.
+
+        is_over: function that says whether nobody needs a sandbox any more.
+        """
         began, pause = time.monotonic(), PAUSES[0]
-        while time.monotonic() < until:
-            with suppress(OSError, EOFError):  # it is in use, has served, or is not there yet
+        while time.monotonic() < until and not is_over():
+            with suppress(OSError, EOFError, ValueError):  # it is in use, has served, or is not there yet
                 channel = socket.create_connection(_resolved(self.host, self.port), timeout=CONNECT_SECONDS)
                 try:
-                    channel.settimeout(TAKE_SECONDS)
+                    left = min(TAKE_SECONDS, max(until - time.monotonic(), SHORTEST_SECONDS))
+                    channel.settimeout(left)
                     send(channel, request)
-                    receive(channel)
+                    receive(channel, most=MAX_ANSWER, until=time.monotonic() + left)
                 except BaseException:
                     channel.close()
                     raise
@@ -125,12 +124,15 @@ def _resolved(host: str, port: int) -> tuple[str, int]:
 
 
 def sources(modules: Iterable[str]) -> dict[str, str]:
-    """Return the files of our own modules as files of a command, with an empty one for each of their packages."""
+    """Return the files of our own modules as files of a command, with an empty one for each of their packages.
+
+    They are not imported: this image need not have what they import.
+    """
     found: dict[str, str] = {}
     for name in modules:
-        path = Path(name.replace(".", "/"))
+        spec, path = importlib.util.find_spec(name), Path(name.replace(".", "/"))
         found |= {f"{package}/__init__.py": "" for package in path.parents if package.name}
-        found[f"{path}.py"] = inspect.getsource(importlib.import_module(name))
+        found[f"{path}.py"] = Path(str(spec and spec.origin)).read_text()
     return found
 
 
@@ -138,9 +140,12 @@ def users_sources(entrypoint: str) -> dict[str, str]:
     """Return the Python files of the user's module or package of an entry point; none if it is installed."""
     package = entrypoint.partition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None or spec.origin.startswith(INSTALLED) or __name__.startswith(f"{package}."):
+    if spec is None or __name__.startswith(f"{package}."):
         return {}
-    origin = Path(spec.origin)
-    if not spec.submodule_search_locations:
-        return {origin.name: origin.read_text()}
-    return {str(each.relative_to(origin.parents[1])): each.read_text() for each in origin.parent.rglob("*.py")}
+    if spec.submodule_search_locations is None:
+        files = {Path(spec.origin): Path(spec.origin).parent} if spec.has_location and spec.origin else {}
+    else:  # of a package without an __init__.py, too, which may have several folders
+        folders = (Path(each) for each in spec.submodule_search_locations if not each.startswith(INSTALLED))
+        files = {file: folder.parent for folder in folders for file in folder.rglob("*.py")}
+    theirs = {file: root for file, root in files.items() if not str(file).startswith(INSTALLED)}
+    return {str(file.relative_to(root)): file.read_text() for file, root in theirs.items()}

@@ -42,8 +42,10 @@ JUDGEMENT = struct.Struct("16sd")
 Serve = Callable[[socket.socket, str], None]
 """Function (socket, entry points with commas between) that answers calls until the trainer closes the socket."""
 Item = TypeVar("Item")
-Kind = Literal["raised", "lost", "late", "no sandbox"]
-"""Kinds of failures: an error that the code raised itself, a lost process or pod, lateness, and no free pod."""
+Kind = Literal["raised", "ended", "late", "lost", "no sandbox"]
+"""Cause of a failure: the user's code raised or gave a wrong value, ended its process or was too slow; its sandbox was
+lost; no sandbox was free.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class AnswerFailure:
     """Sentence on the failure without its subject, such as `did not return within 5 s`."""
     index: int | None = None
     """Index of the sample at which the user code failed, if known."""
-    kind: Kind = "lost"
+    kind: Kind = "raised"
 
 
 class UserProcess:

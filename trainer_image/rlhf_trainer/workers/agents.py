@@ -23,11 +23,11 @@ from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.rewards.function import number_of
-from rlhf_trainer.rewards.supervision import AnswerFailure
+from rlhf_trainer.rewards.supervision import AnswerFailure, Kind
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.episodes import MAX_EPISODES, ResponseEnded, require_some
+from rlhf_trainer.workers.episodes import ResponseEnded, require_some
 from rlhf_trainer.workers.samples import EPISODES, RAW_PROMPTS, as_bytes, from_bytes
 
 REQUESTS = 4
@@ -53,6 +53,7 @@ class EndedEpisode:
     reward: float = 0.0
     failure: str = ""
     """Reason why nothing is learned from the episode, as the predicate of a sentence; empty if it is."""
+    failure_kind: Kind = "raised"
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts and seconds of the episode; empty for a padding row."""
 
@@ -102,6 +103,7 @@ class Program:
             response=response,
             reward=sum(self.rewards) if response.tokens else 0.0,
             failure=failure,
+            failure_kind=found.kind if isinstance(found, AnswerFailure) else "raised",
             facts={**counts, "prompt_tokens": len(talk.prompt), "ignored": sorted(talk.ignored), **self.facts},
         )
 
@@ -144,7 +146,7 @@ class ProgramRunner:
 
     def commands(self, *, is_idle: bool) -> EngineCommands:
         """Take what programs have sent, and return what follows; is_idle: whether to wait a little for a call."""
-        while self._waiting and len(self._programs) < MAX_EPISODES:
+        while self._waiting and len(self._programs) < self._environments.most:
             self._start(self._waiting.popleft())
         ended = self._environments.answers(seconds=0)
         for pending, is_gone in self._proxy.received(seconds=IDLE_SECONDS if is_idle and not ended else 0):
@@ -315,7 +317,7 @@ class AgentResponder:
             for number, response in engine.step():
                 if runner:
                     runner.answer(number, response)
-        require_some(self._job, [each.failure for each in self._episodes if each.facts])
+        require_some(self._job, [(each.failure, each.failure_kind) for each in self._episodes if each.facts])
         return [each.prompt for each in self._episodes], [each.response for each in self._episodes]
 
 

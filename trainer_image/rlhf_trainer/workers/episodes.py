@@ -4,6 +4,7 @@ The tokens of a turn are kept as they are, and never decoded and encoded again. 
 episode: the engine gets each answer of an environment at once, beside all other prompts that it works on.
 """
 
+import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,18 +17,18 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.job import Job
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
-from rlhf_trainer.environments.environments import Environments
+from rlhf_trainer.environments.environments import MAX_EPISODES, Environments
 from rlhf_trainer.environments.of_job import subject_of
-from rlhf_trainer.errors import DataError, UserCodeError
+from rlhf_trainer.errors import DataError, EnvironmentProblem, UserCodeError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
-from rlhf_trainer.rewards.supervision import AnswerFailure
+from rlhf_trainer.rewards.supervision import AnswerFailure, Kind
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.samples import from_bytes
 
-MAX_EPISODES = 256
-"""Most episodes that an engine plays at a time; each takes a process and an open socket."""
+MAX_TOKEN_CHARACTERS = 16
+"""Mean characters of a token above which an observation cannot have room, so that it is not encoded."""
 ResponseEnded = Callable[[int, Ids, Response], None]
 """Callback for each response that has ended: it gets the row's index on this rank, its prompt and the response."""
 
@@ -58,6 +59,7 @@ class Episode:
     """Whether the environment ended the episode, so that no limit cut it."""
     failure: str = ""
     """Reason why the environment failed in this episode, as the predicate of a sentence; empty if it did not."""
+    failure_kind: Kind = "raised"
 
     def add(
         self, tokens: Sequence[int], log_probs: Sequence[float], versions: Sequence[int], *, is_written: bool
@@ -90,6 +92,8 @@ class EpisodeLimits:
     tokens: int
     """Most tokens of an episode after the first prompt, the model's and the environment's together."""
     turns: int
+    episodes: int = MAX_EPISODES
+    """Most episodes at a time."""
     greedy: bool = False
 
 
@@ -119,7 +123,7 @@ class Play:
         self._episodes = episodes
         waiting = deque(number for number, each in enumerate(episodes) if each.row is not None)
         while waiting or self._playing:
-            while waiting and len(self._playing) < MAX_EPISODES:
+            while waiting and len(self._playing) < self._limits.episodes:
                 self._begin(waiting.popleft())
             seconds = 0.0 if self._engine.is_busy else 0.05  # then the engine can look for new weights
             found = self._environments.answers(seconds=seconds) if self._environments else []
@@ -151,7 +155,7 @@ class Play:
         episode = self._episodes[number]
         try:
             if isinstance(answer, AnswerFailure):
-                episode.failure = answer.what
+                episode.failure, episode.failure_kind = answer.what, answer.kind
             elif not episode.turns:
                 self._reset(episode, answer)
             else:
@@ -173,6 +177,8 @@ class Play:
         """Replace the prompt by the environment's first observation, if there is one."""
         if said is None:
             return
+        if (size := len(json.dumps(said))) > MAX_TOKEN_CHARACTERS * self._limits.prompt_tokens:
+            raise DataError(f"reset gave {size} characters, too many for data.maxPromptTokens")
         episode.prompt = self._encoder.prompt(said)
         if not episode.prompt:
             raise DataError("reset gave what has no tokens")
@@ -186,8 +192,9 @@ class Play:
         episode.finished = is_over
         if is_over or episode.turns == self._limits.turns:
             return
-        ids = self._encoder.observation(said)
-        episode.is_full = len(ids) >= self._room(episode)
+        is_long = len(json.dumps(said)) > MAX_TOKEN_CHARACTERS * self._limits.tokens
+        ids = [] if is_long else self._encoder.observation(said)
+        episode.is_full = is_long or len(ids) >= self._room(episode)
         if not episode.is_full:
             episode.add(ids, [0.0] * len(ids), [0] * len(ids), is_written=False)
 
@@ -214,7 +221,7 @@ class EpisodeResponder:
     ) -> None:
         """environments: started; only those on an engine's first rank are used, and serve all ranks of the engine."""
         self._job, self._tokenizer, self._engine = setting.job, tokenizer, engine
-        self._environments = environments if engine.is_first else None
+        self._environments, self._most = environments if engine.is_first else None, environments.most
         if self._environments:
             self._environments.ready()
         else:
@@ -249,6 +256,7 @@ class EpisodeResponder:
             prompt_tokens=data.max_prompt_tokens,
             tokens=data.max_response_tokens,
             turns=self._job.spec.rollout.max_turns,
+            episodes=self._most,
             greedy=greedy,
         )
         episodes = self._episodes = [self._episode(batch, row, prompt) for row, prompt in enumerate(prompts)]
@@ -260,7 +268,7 @@ class EpisodeResponder:
             if each.row is None:
                 report_end(row)
         Play(self._engine, self._environments, self._encoder, limits=limits, ended=report_end).play(episodes)
-        require_some(self._job, [each.failure for each in episodes if each.row is not None])
+        require_some(self._job, [(each.failure, each.failure_kind) for each in episodes if each.row is not None])
         return [each.prompt for each in episodes], [each.response for each in episodes]
 
     def _episode(self, batch: Batch, row: int, prompt: Ids) -> Episode:
@@ -272,15 +280,17 @@ class EpisodeResponder:
         return Episode(prompt, lambda turn: response_seed(seed, batch.step, place, turn), start)
 
 
-def require_some(job: Job, reasons: Sequence[str]) -> None:
+def require_some(job: Job, reasons: Sequence[tuple[str, Kind]]) -> None:
     """Warn of episodes that failed; UserCodeError if all of several episodes of the rank did.
 
-    reasons: why each played episode failed, as the predicate of a sentence; empty if it did not.
+    EnvironmentProblem if all lost their sandbox or found none: another attempt may find some. reasons: for each played
+    episode the predicate of a sentence, empty if the episode did not fail, and the kind of failure.
     """
-    failures = [each for each in reasons if each]
+    failures = [each for each, _ in reasons if each]
     if not failures:
         return
     subject, total = subject_of(job), len(reasons)
     if total == len(failures) > 1:
-        raise UserCodeError(f"{subject} failed in all {total} episodes of a rank; in the first it {failures[0]}")
+        error = EnvironmentProblem if all(kind in ("lost", "no sandbox") for _, kind in reasons) else UserCodeError
+        raise error(f"{subject} failed in all {total} episodes of a rank; in the first it {failures[0]}")
     recorder.warn("episodes/failed", f"{subject} failed in {len(failures)} of {total} episodes: it {failures[0]}")

@@ -172,8 +172,9 @@ def start_engine(
 
     The environments' module is imported while the engine is built.
     """
-    job, layers = setting.job.spec, int(config.num_hidden_layers)
-    environments = environments_of(setting.job, Sandboxes.of(job.sandbox)) if job.rollout.has_turns else None
+    job, layers, groups = setting.job.spec, int(config.num_hidden_layers), engine_groups(layout)
+    sandboxes = Sandboxes.of(job.sandbox, sharers=len(groups) // layout.generation_pipeline)
+    environments = environments_of(setting.job, sandboxes) if job.rollout.has_turns else None
     draft = job.rollout.speculation.draft if job.rollout.speculation else None
     engine = GenerationEngine(
         setting.folder,
@@ -187,7 +188,7 @@ def start_engine(
         trust_remote_code=setting.model.trust_remote_code,
         revision=setting.model.revision,
         draft=folder_or_name(draft) if draft else None,
-        tensor_groups=engine_groups(layout),
+        tensor_groups=groups,
         stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
     )
     return engine, environments

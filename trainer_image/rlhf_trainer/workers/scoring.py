@@ -21,7 +21,7 @@ from rlhf_api.spec.job_spec import Model, RewardSum, RewardTerm
 from rlhf_api.spec.judges import Judge, RewardJudge, TeacherEndpoint
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.spec.verifiers import Code, RewardVerifier
-from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.ops.masks import WHITEN_EPS, row_sums
 from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL, THREE_D_PROTO
@@ -41,7 +41,7 @@ COMPLETIONS = "/chat/completions"
 VERIFIERS, IN_SANDBOXES = "rlhf_trainer.rewards.verifiers:score", "rlhf_trainer.rewards.code_in_sandboxes:score"
 MARKS: Mapping[str, str] = {
     STOPPED: "responses took too long to judge, and count as wrong",
-    LOST: "sandboxes were lost; a response that loses two counts as wrong",
+    LOST: "sandboxes were lost",
     UNSERVED: "responses found no sandbox in time, and are left out",
 }
 """Part of a verifier's result that counts something -> words on what is counted."""
@@ -60,7 +60,7 @@ class ScoringWorker:
         """setting: of the model in the reward, if the reward has one, else of any model with the actor's tokenizer."""
         self._tokenizer, self._terms = setting.actors_tokenizer(), terms_of(setting.job)
         # at once, so that functions import their modules while the model is loaded
-        sandboxes = Sandboxes.of(setting.job.spec.sandbox)
+        sandboxes = Sandboxes.of(setting.job.spec.sandbox, sharers=dist.get_world_size())
         self._code = reward_code(setting.job, ranks=dist.get_world_size(), sandboxes=sandboxes)
         self._shaping = getattr(setting.job.spec.algorithm, "rewards", RewardShaping())
         self._moments: dict[str, RunningMoments] = {}
@@ -145,6 +145,7 @@ class ScoringWorker:
         scores, rows = self._scores(self._code[path], samples), real_rows(batch)
         if scores is None:
             return Numbers(torch.zeros(batch.size), batch["valid"])
+        require_some_judged(path, samples, scores)
         prefix = f"{self._terms[path].name}_" if len(self._terms) > 1 else ""
         names = dict.fromkeys(name for score in scores for name in score.parts)
         _count(path, {mark: sum(score.parts.get(mark) or 0.0 for score in scores) for mark in MARKS if mark in names})
@@ -176,6 +177,15 @@ class ScoringWorker:
         total, squares = (values * counts).sum(), (values**2 * counts).sum()
         recorder.mean(f"reward_part/{name}", total, counts.sum())
         recorder.deviation(f"reward_part_std/{name}", total, squares, counts.sum())
+
+
+def require_some_judged(path: str, samples: Sequence[Sample], scores: Sequence[Score]) -> None:
+    """Raise EnvironmentProblem if none of several finished responses had a sandbox to the end of its judgement."""
+    finished = [score for sample, score in zip(samples, scores, strict=True) if sample.finished]
+    if len(finished) > 1 and all(each.value is None and {LOST, UNSERVED} & each.parts.keys() for each in finished):
+        lost = sum(LOST in each.parts for each in finished)
+        words = f"{path}: none of {len(finished)} responses was judged: {lost} lost a sandbox, the others found none"
+        raise EnvironmentProblem(f"{words}; see the condition SandboxesReady and spec.sandbox.memory")
 
 
 def _count(path: str, counts: Mapping[str, float]) -> None:
@@ -294,7 +304,7 @@ class JudgeWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._tokenizer = setting.tokenizer()
-        sandboxes = Sandboxes.of(setting.job.spec.sandbox)
+        sandboxes = Sandboxes.of(setting.job.spec.sandbox, sharers=dist.get_world_size())
         self._judges = evaluation_code(setting.job, ranks=dist.get_world_size(), sandboxes=sandboxes)
         for judge in self._judges.values():
             judge.ready()
@@ -311,7 +321,9 @@ class JudgeWorker:
         if "costs" in batch.fields:
             columns["cost"] = batch["costs"][real].tolist()
         for name, judge in self._judges.items():
-            columns |= measures_of(name, judge.scores(samples), taken={*columns, *self._judges})
+            scores = judge.scores(samples)
+            require_some_judged(f"spec.evaluation: {name}", samples, scores)
+            columns |= measures_of(name, scores, taken={*columns, *self._judges})
         return [
             JudgedRow(
                 prompt=sample.prompt,
