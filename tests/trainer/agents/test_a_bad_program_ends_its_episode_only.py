@@ -128,7 +128,7 @@ def test_only_its_own_error_is_excused_after_a_limit(kind: Any, limit: str, fail
     assert Program(0, talk).end(found, [], needs_reward=True).failure == failure
 
 
-@pytest.mark.parametrize(("code", "kind"), [("exit(3)", "raised"), ("import os; os.kill(os.getpid(), 9)", "lost")])
+@pytest.mark.parametrize(("code", "kind"), [("exit(3)", "raised"), ("import os; os.kill(os.getpid(), 9)", "ended")])
 def test_a_killed_command_has_no_error_of_its_own(code: str, kind: str) -> None:
     agent = Agent(entrypoint=None, command=[sys.executable, "-S", "-c", code], arguments=None)
     with pytest.raises(WrongAnswerError, match="no result, as the command") as caught:
