@@ -117,7 +117,7 @@ def test_a_program_that_hangs_is_ended_alone(tmp_path: Path) -> None:
     [
         ("raised", "", "x"),
         ("raised", "no room", ""),
-        *((kind, "no room", "x") for kind in ("lost", "late", "no sandbox")),
+        *((kind, "no room", "x") for kind in ("ended", "lost", "late", "no sandbox")),
     ],
 )
 def test_only_its_own_error_is_excused_after_a_limit(kind: Any, limit: str, failure: str) -> None:

@@ -115,7 +115,7 @@ def test_bodies_that_do_not_come_count_as_under_way() -> None:
     assert sentence_of(found) == f"429 {MAX_PENDING} requests of the episode wait for their answers"
 
 
-def test_a_request_whose_episode_ends_before_its_body_came_is_refused(proxy: Proxy) -> None:
+def test_a_body_that_comes_after_the_end_is_refused(proxy: Proxy) -> None:
     key = proxy.open()
     with half_sent(proxy, key) as connection:
         until(lambda: proxy._episodes[key].read == 1)

@@ -206,7 +206,7 @@ def test_a_changed_history_is_a_branch_that_is_encoded(talk: Conversation) -> No
     assert talk.tree.parents[len(first.prompt) + 2] == len(first.prompt) - 1
 
 
-def test_a_template_that_refuses_the_new_messages_alone_makes_a_branch(
+def test_messages_that_cannot_be_written_alone_make_a_branch(
     talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any, **__: Any) -> list[int]:
@@ -230,7 +230,7 @@ def test_a_text_goes_on_only_with_its_stop(talk: Conversation, prompt: str, ids:
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_tokens_are_decoded_one_by_one_for_log_probabilities_only(talk: Conversation, asks: bool) -> None:
+def test_tokens_are_decoded_alone_for_log_probabilities_only(talk: Conversation, asks: bool) -> None:
     call = talk.begin(Request(prompt=[USER], has_log_probs=asks))
     response = Response(tokens=[101, END], log_probs=[-1.0, -2.0], finished=True, versions=[1, 1])
     assert talk.end(call, response).pieces == (["a", ""] if asks else ())
