@@ -213,8 +213,8 @@ def fail(found: World) -> None:
     """All sandboxes that wait are killed for their memory as soon as they have begun."""
     killed = ObservedContainer(name=names.SANDBOX, exit_code=137, ended_reason="OOMKilled")
     for pod in [each for each in found.sandboxes.values() if each.phase == "Pending"]:
-        times = {"created": found.now, "not_ready_since": found.now}
-        found.sandboxes[pod.name] = replace(pod, phase="Failed", containers=(killed,), **times)
+        failed = replace(pod, phase="Failed", containers=(killed,), created=found.now)
+        found.sandboxes[pod.name] = replace(failed, not_ready_since=found.now)
 
 
 def living(found: World) -> list[str]:
