@@ -3,9 +3,9 @@
 from rlhf_trainer.collector import collector_off
 
 with collector_off():
-    import datasets
-    import rlhf_trainer.run.worker_specs
-    import rlhf_trainer.training.trainer
-    import transformers.models.llama.modeling_llama
+    import datasets  # noqa: F401
+    import transformers.models.llama.modeling_llama  # noqa: F401
 
+    import rlhf_trainer.run.worker_specs
+    import rlhf_trainer.training.trainer  # noqa: F401
     import tests.trainer.placement.light_ray  # noqa: F401
