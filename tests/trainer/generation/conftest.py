@@ -37,5 +37,9 @@ def import_vllm() -> None:
     import vllm.v1.core.sched.scheduler
     import vllm.v1.engine.llm_engine
     import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm.platforms.cpu import CpuPlatform
 
     from rlhf_trainer.generation import vllm_extension  # noqa: F401
+
+    CpuPlatform.register_triton_kernel_overrides()  # it looks through all modules, a third of an engine's start
+    CpuPlatform.register_triton_kernel_overrides = staticmethod(lambda: None)  # type: ignore[method-assign]
