@@ -1,5 +1,6 @@
 """For every run of tests: which share a process, and at the end the seconds of each folder and of the slowest files."""
 
+import gc
 import os
 import signal
 from collections import defaultdict
@@ -28,6 +29,7 @@ WORLDS_AT_ONCE = 2
 
 def pytest_configure() -> None:
     """Heed Ctrl-C, also in a shell's background job, whose programs ignore it: tests send it to what they start."""
+    gc.disable()  # until all is imported
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -89,6 +91,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         order = {world: number for number, world in enumerate(WORLDS)}
         items.sort(key=lambda item: order.get(group_of(PurePosixPath(item.nodeid.partition("::")[0])), len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays until the end, and tests leave little in cycles: the collector need not look often."""
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def group_of(file: PurePosixPath) -> str:

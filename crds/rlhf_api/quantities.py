@@ -3,6 +3,7 @@
 import math
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 UNITS = {
     "n": Fraction(1, 10**9),
@@ -15,6 +16,7 @@ UNITS = {
 NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3})?)([a-zA-Z]*)")
 
 
+@lru_cache(maxsize=4096)
 def amount(quantity: str) -> Fraction:
     """Return the number that a quantity stands for. Raises ValueError for other text."""
     number, unit = _parts(quantity)

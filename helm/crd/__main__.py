@@ -12,10 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def generated() -> Mapping[Path, str]:
     """Return the text of every generated file."""
-    chart = ROOT / "helm/rlhf-operator"
+    chart, crd = ROOT / "helm/rlhf-operator", definition.text()
     return {
-        ROOT / "crds/rlhfjobs.yaml": definition.text(),
-        chart / "files/rlhfjobs.yaml": definition.text(),  # Helm reads its own folder only
+        ROOT / "crds/rlhfjobs.yaml": crd,
+        chart / "files/rlhfjobs.yaml": crd,  # Helm reads its own folder only
         chart / "files/values.yaml": (chart / "values.yaml").read_text(
             encoding="utf-8"
         ),  # templates cannot read that one

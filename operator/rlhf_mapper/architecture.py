@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 from typing import Any
 
@@ -72,18 +73,18 @@ class Architecture:
     scores: bool = False
     """Whether the model is a reward model, cost model or critic, whose head gives one value a token."""
 
-    @property
+    @cached_property
     def layer_parameters(self) -> int:
         """Parameters of one layer: attention, MLP (all experts), router and two norms."""
         idle_experts = self.experts - self.experts_per_token
         return self.active_layer_parameters + idle_experts * self.mlp_parameters + 2 * self.hidden
 
-    @property
+    @cached_property
     def expert_parameters(self) -> int:
         """Parameters of all experts of a layer; 0 without experts."""
         return self.experts * self.mlp_parameters * (self.experts > 1)
 
-    @property
+    @cached_property
     def active_layer_parameters(self) -> int:
         """Number of parameters of one layer that multiply a token: attention, router, and the experts chosen for it."""
         attention = self.attention or self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
@@ -91,7 +92,7 @@ class Architecture:
         shared = self.mlp_parameters * self.shared // self.ffn
         return attention + self.experts_per_token * self.mlp_parameters + router + shared
 
-    @property
+    @cached_property
     def mlp_parameters(self) -> int:
         """Parameters of the MLP of one layer; in a mixture of experts, of one expert."""
         return sum(width for _, width in self.mlp) * self.hidden * self.ffn
@@ -119,12 +120,12 @@ class Architecture:
                 return "tensor", f"is {tensor}, which does not divide the model's {number} {what}; expected {fits}"
         return None
 
-    @property
+    @cached_property
     def head_parameters(self) -> int:
         """Parameters of the output head: hidden size times the vocabulary, or times 1 for a model that scores."""
         return self.hidden * (1 if self.scores else self.vocabulary)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of all parameters; an embedding that is also the head counts once."""
         own_head = 0 if self.tied and not self.scores else self.head_parameters
@@ -134,7 +135,7 @@ class Architecture:
         of_layers = self.layers * self.layer_parameters - dense * less
         return of_layers + self.vocabulary * self.hidden + self.hidden + own_head
 
-    @property
+    @cached_property
     def matrices(self) -> tuple[tuple[int, int], ...]:
         """(count, elements of one matrix) by kind of weight matrix of the model; no norms, routers and tied head."""
         queries, keys = (self.hidden * self.head_size * each for each in (self.heads, self.kv_heads))
@@ -161,7 +162,7 @@ class Architecture:
         adapted = sum(self.hidden + other for name, other in ends.items() if not lora.targets or name in lora.targets)
         return self.layers * lora.rank * adapted + self.head_parameters * self.scores
 
-    @property
+    @cached_property
     def kv_values(self) -> int:
         """Number of elements that the KV cache holds for one token: keys and values of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size

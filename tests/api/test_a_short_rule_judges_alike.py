@@ -14,7 +14,6 @@ from helm.crd.schema import Schema
 from tests.api.cases import RIGHT, WRONG
 from tests.api.test_cel_says_what_python_says import ENV, stored
 
-FULL, SHORT = root()["properties"]["spec"], compact(root())["properties"]["spec"]
 NAMES = frozenset({"'PPO'", "'GRPO'", "'SFT'", "'Custom'"})
 SHORTENED = {
     "(!(self.a != 'x') || (!(has(self.b)) || (self.c)))": "self.a == 'x' || !has(self.b) || self.c",
@@ -64,14 +63,15 @@ def broken(schema: Schema, value: Any, path: str = "spec") -> Iterator[str]:
 
 
 def test_every_case_breaks_the_same_fields() -> None:
-    named: set[str] = set()
+    schema, named = root(), set[str]()
+    full_spec, short_spec = (each["properties"]["spec"] for each in (schema, compact(schema)))
     for name, case in {**RIGHT, **WRONG}.items():
         try:
-            spec = stored(case.document()["spec"], FULL)
-            full = {*broken(FULL, spec)}
+            spec = stored(case.document()["spec"], full_spec)
+            full = {*broken(full_spec, spec)}
         except (AttributeError, KeyError, TypeError, ValueError):
             continue  # a value is of another type, or a field is unknown or missing
-        short = {*broken(SHORT, spec)}
+        short = {*broken(short_spec, spec)}
         assert short <= full, name
         assert bool(short) == bool(full), name
         named |= full

@@ -1,8 +1,9 @@
 """The chart, and helm to render it."""
 
-import copy
 import json
+import pickle
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ class KeysOnce(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
+@cache
+def pickled(text: str) -> bytes:
+    """A document of helm's output; what the chart renders differs in few of them, and the CRD's takes long to read."""
+    return pickle.dumps(yaml.load(text, KeysOnce))
+
+
 class Helm:
     """A helm that keeps nothing in the home and knows no cluster."""
 
@@ -36,7 +43,7 @@ class Helm:
         self.program = program
         self._environment = {f"HELM_{kind}_HOME": str(folder / kind) for kind in ("CACHE", "CONFIG", "DATA")}
         self._environment["KUBECONFIG"] = str(folder / "none")
-        self._rendered: dict[str, list[Manifest]] = {}
+        self._rendered: dict[str, list[bytes]] = {}
 
     def run(self, *arguments: object, values: Values | None = None) -> str:
         """What helm prints; FailedError with its complaint."""
@@ -55,8 +62,8 @@ class Helm:
             text = self.run(
                 "template", RELEASE, CHART, "--namespace", NAMESPACE, "--kube-version", KUBERNETES, values=values
             )
-            self._rendered[key] = [document for document in yaml.load_all(text, KeysOnce) if document]
-        return copy.deepcopy(self._rendered[key])
+            self._rendered[key] = [pickled(document) for document in text.split("\n---\n")]
+        return [document for each in self._rendered[key] if (document := pickle.loads(each))]
 
     def complaint(self, values: Values) -> str:
         """Why the chart does not take some values."""

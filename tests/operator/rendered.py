@@ -6,11 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from rlhf_api.chain import inputs_of
-from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement, Status
 from rlhf_operator.actions import Manifest
@@ -21,9 +19,8 @@ from rlhf_operator.resources.attempt import attempt_manifests
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedNode, Snapshot
+from tests.examples.test_every_example_is_right import EXAMPLES, jobs_of
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
-FINISHED = {"helpful-sft": "SFT", "helpful-rm": "RewardModel", "arithmetic-sft": "SFT", "calculator-sft": "SFT"}
 SETTINGS = Settings()
 THEN = datetime(2026, 1, 31, 12, tzinfo=UTC)
 _ANSWERS: dict[str, MappingResult] = {}
@@ -33,7 +30,7 @@ A100 = "NVIDIA-A100-SXM4-80GB"
 @cache
 def example_jobs() -> dict[str, Job]:
     """All jobs of all examples by name."""
-    return {job.name: job for path in EXAMPLES for job in load(path, finished=FINISHED)}
+    return {job.name: job for path in EXAMPLES for job in jobs_of(path)}
 
 
 def changed(name: str, changes: Mapping[str, object]) -> Job:

@@ -10,12 +10,11 @@ import pytest
 from pydantic import Field
 
 from rlhf_api.contract import tag_of
-from rlhf_api.files import load
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import Algorithm, PolicyGradient
 from rlhf_mapper.workload import workload_of
 from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
-from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.examples.test_every_example_is_right import EXAMPLES, jobs_of
 from tests.repo.tree import ROOT
 
 GENERATED = ("crds/rlhfjobs.yaml", "helm/rlhf-operator/files/rlhfjobs.yaml", "docs/api-reference.md")
@@ -35,7 +34,7 @@ class Repository:
 
 
 def repository() -> Repository:
-    jobs = [job for path in EXAMPLES for job in load(path, finished=FINISHED)]
+    jobs = [job for path in EXAMPLES for job in jobs_of(path)]
     work = {job.spec.algorithm.name: workload_of(job).work.values() for job in jobs}
     return Repository(
         shown=frozenset(work),

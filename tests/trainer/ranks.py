@@ -19,19 +19,12 @@ from functools import cache
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from rlhf_trainer.collector import collector_off
 from tests.patience import PATIENCE_SECONDS
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
 """Forks what has to have imported the trainer, and has no threads: the server of ranks, and workers without Ray."""
-FORK_SERVER.set_forkserver_preload(
-    [
-        "datasets",
-        "rlhf_trainer.run.worker_specs",
-        "rlhf_trainer.training.trainer",
-        "tests.trainer.placement.light_ray",
-        "transformers.models.llama.modeling_llama",
-    ]
-)
+FORK_SERVER.set_forkserver_preload(["tests.trainer.preloaded"])
 IDLE_SECONDS, MAX_KEPT_CALLS = 10, 60
 """When kept ranks end: each of their gloo groups has a thread that wakes 100 times a second, also when it is idle."""
 AFTER_AN_ERROR_SECONDS = 3
@@ -91,8 +84,9 @@ def import_trainer() -> None:
 
 def _serve(door: Connection, prepare: Callable[[], None]) -> None:
     before = dict(os.environ)
-    prepare()
-    gc.freeze()  # else each rank's first collection touches, and so copies, all of it
+    with collector_off():  # it freezes, too: else each rank's first collection touches, and so copies, all of it
+        prepare()
+    gc.set_threshold(50_000, 20, 50)  # and later ones find little
     prepared = {name: value for name, value in os.environ.items() if before.get(name) != value}
     kept: dict[int, _Ranks] = {}
     while True:

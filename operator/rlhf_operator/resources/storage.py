@@ -86,7 +86,8 @@ def of_checkpoints(job: Job) -> str | None:
 
 def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
     """Mounts of all claims in a job's pods."""
-    spec = job.spec.model_dump(exclude={"checkpoint"})  # whose claim is mounted as the run folder
+    # The claim of the checkpoint is mounted as the run folder; no default names a claim or a job.
+    spec = job.spec.model_dump(exclude={"checkpoint", "runtime"}, exclude_defaults=True)
     read = [(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri).claim) for name in inputs_of(spec)]
     read += [(f"{names.CLAIMS_FOLDER}/{claim}", claim) for claim in claims_named(spec)]
     return (

@@ -28,6 +28,7 @@ def _server() -> RankServer:
 def import_vllm() -> None:
     os.environ.update(environment(on_gpu=False))
     import vllm.distributed.elastic_ep.elastic_execute
+    import vllm.entrypoints.launchers.cli_args
     import vllm.entrypoints.llm
     import vllm.model_executor.layers.quantization.online.base
     import vllm.model_executor.models.llama
@@ -37,5 +38,14 @@ def import_vllm() -> None:
     import vllm.v1.core.sched.scheduler
     import vllm.v1.engine.llm_engine
     import vllm.v1.worker.cpu_worker  # noqa: F401
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging
+    from vllm.platforms.cpu import CpuPlatform
 
     from rlhf_trainer.generation import vllm_extension  # noqa: F401
+
+    get_checkpoint_conversion_mapping("llama")
+    configure_logging(LoggingConfig())
+    CpuPlatform.register_triton_kernel_overrides()  # it looks through all modules, a third of an engine's start
+    CpuPlatform.register_triton_kernel_overrides = staticmethod(lambda: None)  # type: ignore[method-assign]

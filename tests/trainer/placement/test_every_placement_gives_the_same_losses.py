@@ -32,8 +32,8 @@ from tests.trainer.tiny import save_tiny
 
 BY_PLACEMENT = (*SHARED, "bytes/", "sync_bytes/")
 """Measurements of where and when, not of what."""
-ALWAYS = {"PPO": ("together", "apart"), "SafeRLHF": ("apart",)}
-"""Partitions of each algorithm in every test run: all models in one pool, and each in its own."""
+ALWAYS = {"PPO": ("together",), "SafeRLHF": ("apart",)}
+"""Partitions of each algorithm in every test run: all models in one pool, and each, those of PPO too, in its own."""
 SHORT = {"totalSteps": 5, "promptBatchSize": 8, "callDeadlineSeconds": 60}
 Runs = Callable[..., Outcome]
 

@@ -24,7 +24,7 @@ from rlhf_trainer.types import Batch, transfers_of
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.generating_actor import GeneratingActor
-from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED, jobs_of
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.stand_in import GeneratorStandIn
 from tests.trainer.tiny import divisible_config, save_tiny
@@ -89,7 +89,7 @@ tests/trainer/environments takes steps on episodes. Those of the mixture need ex
 JOBS = [
     (path, job.name)
     for path in EXAMPLES
-    for job in load(path, finished=FINISHED)
+    for job in jobs_of(path)
     if job.trained() and not data_from_jobs(job) and not isinstance(job.spec.models.reward, RewardJudge)
     if job.name not in OWN_TESTS
 ]
@@ -130,7 +130,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Role, str]:
 def test_a_step_learns_and_measures_what_is_documented(path: Path, name: str, folders: dict[Role, str]) -> None:
     (first, counters), (second, others) = run_kept_ranks(2, steps, path, name, folders, OVERRIDES.get(name, ()))
     assert counters == others
-    compares = next(job for job in load(path, finished=FINISHED) if job.name == name).spec.algorithm.compares_responses
+    compares = next(job for job in jobs_of(path) if job.name == name).spec.algorithm.compares_responses
     for pair in zip(first, second, strict=True):
         record = merge(pair)
         assert not [measured for measured in record.keys() - NOT_IN_THE_TABLE if metric_of(measured) is None]

@@ -24,14 +24,14 @@ from rlhf_trainer.protocols import THREE_D_PROTO, AxisPlacement, sbp_protocol
 from rlhf_trainer.report.plan_pictures import graph_svg
 from rlhf_trainer.run.graph import graph_of, scorers_of
 from rlhf_trainer.types import register
-from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED, jobs_of
 
 LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
 SPLIT = [
     "helpful-ppo:placement.mode=Manual",
     f"helpful-ppo:placement.pools=[{LEFT}, slotsPerNode: 2}}, {RIGHT}, slotsPerNode: 2}}]",
 ]
-ALL = [job for path in EXAMPLES for job in load(path, finished=FINISHED)]
+ALL = [job for path in EXAMPLES for job in jobs_of(path)]
 DRAWN = [*ALL[:3], *(pytest.param(job, marks=pytest.mark.slow) for job in ALL[3:])]
 PARTIAL = sbp_protocol(
     "PARTIAL", takes={"data": AxisPlacement.SPLIT}, gives={"data": AxisPlacement.SPLIT, "tensor": AxisPlacement.PARTIAL}
@@ -252,7 +252,7 @@ def test_scoring_elsewhere_may_begin_before_the_last_row(places: list[str], scor
 def test_each_generation_of_a_step_has_its_own_scorers() -> None:
     """ReMax scores greedy responses, too; those of prompts and rules of a pool that generates wait for nothing."""
     (path,) = (path for path in EXAMPLES if "remax" in path.name)
-    (name,) = (job.name for job in load(path, finished=FINISHED) if job.spec.algorithm.name == "ReMax")
+    (name,) = (job.name for job in jobs_of(path) if job.spec.algorithm.name == "ReMax")
     left, right = ("{name: left, models: [actor]", "{name: right, models: [reference, reward]")
     pools = f"[{left}, slotsPerNode: 1}}, {right}, slotsPerNode: 1}}]"
     places = [f"{name}:resources=", f"{name}:placement={{mode: Manual, pools: {pools}}}"]

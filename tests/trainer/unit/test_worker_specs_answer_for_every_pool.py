@@ -23,9 +23,9 @@ from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.generating_actor import GeneratingActor, GeneratorWorker
 from rlhf_trainer.workers.rollout import RolloutWorker
 from rlhf_trainer.workers.samples import COLUMNS, EPISODES, RAW_PROMPTS, TURN_FIELDS
-from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED, jobs_of
 
-ALL = [job for path in EXAMPLES for job in load(path, finished=FINISHED)]
+ALL = [job for path in EXAMPLES for job in jobs_of(path)]
 SHAPE = DataShape(rows=640, total_steps=7, evaluation_rows=10, facts=())
 FOLDERS: dict[Role, str] = dict.fromkeys(get_args(Role), "model")
 TRAINS = "{name: trains, models: [actor, reference, reward], slotsPerNode: 2}"
