@@ -106,7 +106,7 @@ def main() -> int:
     with thin_line(asked.rate), tempfile.TemporaryDirectory() as folder:
         for compression in ("None", "TopK"):
             found.append(measure(compression, asked.steps, Path(folder) / compression))
-            print("{}: {:,} bytes, {:.3f} s a step, held-out loss {:.4f}".format(compression, *found[-1]))
+            print("{}: {:,} bytes, {:.3f} s a step, held-out loss {:.4f}".format(compression, *found[-1]), flush=True)
     whole, part = found
     sent, seconds, loss = (of_part / of_whole for of_part, of_whole in zip(part, whole, strict=True))
     print(f"TopK / None: bytes {sent:.3f}, seconds of a step {seconds:.3f}, loss {loss:.4f}")

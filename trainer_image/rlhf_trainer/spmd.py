@@ -152,7 +152,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             publisher = Publisher(job, folder, display, listeners_of)
             with publisher.recording_the_end():
                 require_ready(job, jobs, output)
-                publisher.say(*(each for role in job.trained() for each in compression.in_words(job, role, layout)))
+                publisher.say(*compression.in_words(job, dict.fromkeys(models, layout)))
                 summary = run_rank(running, folders, publisher, layout=layout, made=folder.made.resolve())
                 add_to_summary(output, job.name, summary)
     finally:

@@ -37,7 +37,7 @@ def experts_of_actor() -> Iterator[Rule]:
 
 
 def compression() -> Iterator[Rule]:
-    """Yield the rule that a job which compresses gradients trains a model with replicas, between which they go."""
+    """Yield the rule that TopK, for gradients between replicas, needs a trained model with replicas."""
     has_replicas = (
         algorithm(lambda each, role=role: role in each.trained)  # type: ignore[misc]
         & (Field(f"models.{role}.parallelism.replicas").or_else(1) > 1)

@@ -245,7 +245,7 @@ class Training(Spec):
     by Triton on GPUs. Auto takes Fused where it runs.
     """
     gradient_compression: Literal["Auto", "None", "TopK"] = "Auto"
-    """What replicas of a trained model send each other. None: whole gradients. TopK: of 256 values of AdamW's step the
+    """Compression between replicas of a trained model. None: whole gradients. TopK: of 256 values of AdamW's step the
     16 largest, in 8 bits; the rest goes with later steps. Auto: TopK if the mapper puts each replica into one zone, and
     the link between zones is known and below 1 Gb/s.
     """

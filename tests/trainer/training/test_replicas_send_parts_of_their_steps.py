@@ -66,7 +66,9 @@ def train(trainer: Trainer, *steps: int, factor: float = 1.0) -> dict[str, Tenso
 class Sent(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes that a rank of two sends in all-reduces, and in gathers of bytes."""
 
-    total = 0.0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0.0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, tensors = function._schema.name, [each for each in tree_leaves(args) if isinstance(each, Tensor)]
@@ -161,7 +163,8 @@ def test_gradients_of_replicas_have_the_whole_one_as_mean(family: str, layout: P
 def sent_in_a_step(folder: str, compresses: bool) -> float:
     trainer = trainer_of(folder, TWO, compresses=compresses)
     train(trainer, 1)
-    with Sent() as sent:
+    sent = Sent()
+    with sent:
         train(trainer, 2)
     return sent.total
 

@@ -63,8 +63,7 @@ def run_on_ray(
         folder.begin(checkpoint, inputs=start.inputs, files=start.files, mapping=mapping)
         publisher.warn(*start.warnings)
         pools = " | ".join(map(mapping.described, mapping.pools))
-        exchanges = [each for role in job.trained() for each in compression.in_words(job, role, mapping.sizes[role])]
-        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes, *exchanges)
+        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes, *compression.in_words(job, mapping.sizes))
         if checkpoint:
             publisher.say(f"goes on after step {checkpoint.step}, from {checkpoint.uri}")
         models = job.models()

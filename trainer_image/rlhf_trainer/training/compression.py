@@ -1,10 +1,12 @@
 """Training over a thin line (FusionLLM, arXiv:2410.12707): replicas send each other a few values of their steps.
 
 FSDP2 reduces gradients over the shards of a replica only (HSDP). Each replica takes AdamW's step on its own gradients,
-and sends the largest values of that step, in 8 bits. What it does not send stays with it, and is added to its next step
-(error feedback). All replicas add the same bytes in the same order, so their weights have the same bits. Compressed
-gradients would be worse: AdamW divides by their squares, which are too large where values come seldom.
+and sends the largest values of that step, in 8 bits. The rest is added to the replica's next step (error feedback). All
+replicas add the same bytes in the same order, so their weights have the same bits. Compressed gradients would be worse:
+AdamW divides by their squares, and these are too large if values are sent seldom.
 """
+
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -40,7 +42,7 @@ class CompressedSteps:
         if not moved:
             return
         parts = [self._encoded_step(parameter, before) for parameter, before in moved]
-        arrived = [every.split([len(part) for part in parts]) for every in self._of_all(torch.cat(parts))]
+        arrived = [torch.split(every, [len(part) for part in parts]) for every in self._of_all(torch.cat(parts))]
         for place, (parameter, before) in enumerate(moved):
             total = torch.zeros(len(parts[place]), BLOCK, device=before.device)
             for steps in arrived:
@@ -80,7 +82,7 @@ def encoded(rows: Tensor) -> Tensor:
 
 def add_decoded(sent: Tensor, rows: Tensor, *, factor: float = 1.0) -> None:
     """Add encoded values, times `factor`, to the blocks [blocks, BLOCK] in place."""
-    scale, places, small = sent.split([SCALE_BYTES, KEPT, KEPT], dim=1)
+    scale, places, small = torch.split(sent, [SCALE_BYTES, KEPT, KEPT], dim=1)
     values = small.contiguous().view(torch.int8) * scale.contiguous().view(torch.float32)
     rows.scatter_add_(1, places.long(), values * factor)
 
@@ -94,13 +96,11 @@ def left_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
     return left
 
 
-def in_words(job: Job, role: Role, layout: ParallelSizes) -> list[str]:
-    """Return a sentence on what a trained model's replicas send each other in a step; empty without a choice."""
+def in_words(job: Job, sizes: Mapping[Role, ParallelSizes]) -> Iterator[str]:
+    """Yield a sentence on what replicas send each other, for each trained model with replicas; none for None."""
     chosen, field = job.spec.training.gradient_compression, "spec.training.gradientCompression"
-    if layout.replicas == 1 or chosen == "None":
-        return []
-    if chosen == "Auto":
-        why = f"{field} is Auto, and no thin link between them is known"
-        return [f"{role}: {layout.replicas} replicas send each other whole gradients: {why}"]
-    values = f"{KEPT} of {BLOCK} values of their steps, in 8 bits, and the rest with later ones"
-    return [f"{role}: {layout.replicas} replicas send each other {values} ({field})"]
+    whole = f"whole gradients: {field} is Auto, and no thin link between them is known"
+    part = f"{KEPT} of {BLOCK} values of their steps, in 8 bits, and the rest with later ones ({field})"
+    for role in job.trained():
+        if sizes[role].replicas > 1 and chosen != "None":
+            yield f"{role}: {sizes[role].replicas} replicas send each other {part if chosen == 'TopK' else whole}"
