@@ -51,6 +51,7 @@ ELECTION = "tests/operator/test_leader_election.py"
 TRAINING = "tests/trainer/training"
 EXPERTS = f"{TRAINING}/test_experts_over_ranks_learn_what_one_rank_does.py"
 TABLE = f"{TRAINING}/test_layouts_learn_what_one_rank_does.py::test_a_layout_learns_what_one_rank_does"
+REPLICAS = f"{TRAINING}/test_replicas_send_parts_of_their_steps.py"
 REPLAYED = f"{TRAINING}/test_routing_is_replayed.py"
 HEAD = f"{TRAINING}/test_log_probs_are_those_of_the_heads_logits.py"
 PACKING = f"{TRAINING}/test_packed_texts_are_read_as_if_alone.py"
@@ -163,9 +164,8 @@ MUTATIONS = (
     training("experts", "back[place].view", "back[order].view", EXPERTS),
     training("experts", "repeat_interleave(arriving.flatten()", "repeat_interleave(arriving.T.flatten()", EXPERTS),
     training("experts", "start = min(rank * size, count)", "start = 0", EXPERTS),
-    training(
-        "experts", "set_gradient_divide_factor(layout.data * layout.context)", "set_gradient_divide_factor(1)", EXPERTS
-    ),
+    training("experts", "set_gradient_divide_factor(reduced)", "set_gradient_divide_factor(1)", EXPERTS),
+    training("compression", "add_decoded(sent, rows, factor=-1.0)", "rows.zero_()", REPLICAS),
     training("experts", "hidden[order // index.shape[1]]", "hidden[order % len(hidden)]", f"{TABLE}[1-2-2-1-1-SFT]"),
     training("experts", "arange(own.num_experts,", "arange(own.num_experts - 1, -1, -1,", f"{TABLE}[1-2-2-1-1-SFT]"),
     Mutation(f"{API}/spec/parallel_sizes.py", "shard, part = divmod(", "part, shard = divmod(", EXPERTS),

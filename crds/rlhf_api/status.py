@@ -176,6 +176,8 @@ class MappedPlacement(Spec):
     gpu_memory_utilization: float | None = Field(None, gt=0, lt=1)
     """Share of a GPU's memory for generation, as mapped."""
     micro_batch_tokens: int | None = Field(None, ge=1, description="Most tokens of one forward pass, as mapped.")
+    gradient_compression: Literal["TopK"] | None = None
+    """TopK if spec.training.gradientCompression is Auto, and the link between replicas is thin."""
     price_per_hour: float | None = Field(None, ge=0)
     """Price of all GPUs for an hour, in the currency of the chart's prices; unset if a GPU type has no price."""
     predicted_step_seconds: float | None = Field(None, gt=0)

@@ -250,11 +250,13 @@ def _request(job: Job, role: Role, model: Architecture, work: Work, device: Devi
     rollout, source = job.spec.rollout, job.models()["actor" if role == "rollout" else role]
     recomputes = bool(work.recomputes) if device == "CPU" else work.recomputes  # on CPU the manifest alone decides
     trained = model.trained_parameters(source.lora) / model.parameters
+    fixed, compression = fixed_sizes(job, role), job.spec.training.gradient_compression
+    work = replace(work, recomputes=recomputes, trained_share=trained, compression=compression)
     return ModelRequest(
         model=model,
-        work=replace(work, recomputes=recomputes, trained_share=trained),
+        work=replace(work, replicas=fixed.replicas) if fixed else work,
         micro_batch_tokens=job.micro_batch_tokens(device, hidden=model.hidden),
-        sizes=fixed_sizes(job, role),
+        sizes=fixed,
         generation_pipeline=1 if rollout.speculation else rollout.pipeline_parallel,  # no stages with drafts
         generation_tensor=rollout.tensor_parallel,
         generator_share=rollout.gpu_memory_utilization,
@@ -272,6 +274,7 @@ def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> Ma
         slots_per_machine=slots,
         gpu=nodes.gpu.name,
         zones=nodes.zones[: len(slots)],
+        zone_bandwidth=nodes.zone_bandwidth if nodes.spans_zones else None,
     )
 
 

@@ -13,6 +13,8 @@ GB = 1e9
 """Vendors' gigabyte, as memory, bandwidths and prices are quoted."""
 GIGABIT = 1e9 / 8
 """Bytes in a gigabit, the unit in which networks are quoted."""
+THIN = GIGABIT
+"""Bytes/s of a link between zones below which `gradientCompression: Auto` compresses what replicas send over it."""
 USUAL_NETWORK = 50.0
 """Default Gb/s of a GPU's share of its node's network, if it is not known: 400 Gb/s for eight GPUs."""
 SAME_MEMORY = 0.1
@@ -258,6 +260,11 @@ class NodeGroup:
         if not self.spans_zones:
             return (self,)
         return tuple(replace(self, count=n, zones=(zone,) * n) for zone, n in Counter(self.zones).items())
+
+    @property
+    def has_thin_link(self) -> bool:
+        """Whether the nodes lie in several zones, whose link is known to be thin."""
+        return self.spans_zones and self.zone_bandwidth is not None and self.zone_bandwidth < THIN
 
     @property
     def spans_zones(self) -> bool:

@@ -35,7 +35,7 @@ Memory = Annotated[float, _in("GB (1e9 bytes)", 1, 10_000)]
 Tflops = Annotated[float, _in("TFLOP/s (1e12 operations/s)", 0.001, 100_000)]
 GigabytesPerSecond = Annotated[float, _in("GB/s (1e9 bytes/s)", 0.1, 100_000)]
 BothDirections = Annotated[float, _in("GB/s (1e9 bytes/s), both directions together", 0.1, 20_000)]
-GigabitsPerSecond = Annotated[float, _in("Gb/s (1e9 bits/s), one direction", 0.1, 100_000)]
+GigabitsPerSecond = Annotated[float, _in("Gb/s (1e9 bits/s), one direction", 0.001, 100_000)]
 Price = Annotated[float, _in("units of a currency, for one GPU and one hour", 0, 100_000)]
 
 

@@ -36,6 +36,8 @@ class MappedPool:
     """Name of the pool's GPU type; empty if unknown."""
     zones: tuple[str, ...] = ()
     """Zone of each machine in the order of ranks; empty if unknown."""
+    zone_bandwidth: float | None = None
+    """Bytes/s of the link between the pool's zones; None if it has one zone, or the link is unknown."""
     allowed_machine_counts: tuple[int, ...] = ()
     """Numbers of machines that an elastic pool may have, ascending; empty if the pool keeps its size."""
 

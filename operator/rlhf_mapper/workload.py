@@ -7,6 +7,7 @@ from heapq import heapreplace
 from itertools import pairwise
 from math import ceil, exp, log, sqrt
 from statistics import NormalDist
+from typing import Literal
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -139,6 +140,10 @@ class Work:
     """Number of sequences that share a prompt in a mini-batch; the shared prompt is computed once."""
     trained_share: float = 1.0
     """Trained share of the model's parameters: less than 1 with an adapter (LoRA)."""
+    replicas: int = 1
+    """Copies of the weights among the data-parallel ranks (HSDP)."""
+    compression: Literal["Auto", "None", "TopK"] = "Auto"
+    """Whether replicas compress what they send each other (`training.gradientCompression`)."""
     steps_in_host: bool = False
     """Whether float32 weights, gradients and moments are always in host memory (`OptimizerInHost`)."""
     keeps_generator: bool = False

@@ -44,6 +44,7 @@ PAIRWISE = "{judge: {url: 'http://c/v1', model: m, prompt: '{response_a} or {res
 EVALUATION = "evaluation={data: {uri: hf://x}, functions: [{name: rule, entrypoint: a.b:c}]}"
 
 
+COMPRESSED, REPLICAS = "training.gradientCompression=TopK", "models.{role}.parallelism={{data: 4, replicas: 2}}"
 SETS = "evaluation={data: {sets: [{name: a, uri: hf://x, columns: [answer]}, {name: b, uri: hf://y}]}}"
 SHAPE = "{hiddenSize: 8, numHiddenLayers: 2, numAttentionHeads: 2, intermediateSize: 16, vocabSize: 32}"
 
@@ -269,6 +270,7 @@ RIGHT: dict[str, Case] = {
     "several sets to measure on": Case("GRPO", (SETS, "evaluation.everySteps=1", "checkpoint.keepBest=a/reward")),
     "a greedy evaluation": Case("PPO", (EVALUATION, "evaluation.greedy=true")),
     "experts over ranks": Case("PPO", ("models.actor.parallelism={expert: 4, data: 4, tensor: 2, replicas: 2}",)),
+    "replicas that send a part": Case("PPO", (REPLICAS.format(role="critic"), COMPRESSED)),
     "experts over unknown ranks": Case("PPO", ("models.reward.parallelism={expert: 3}",)),
     "generation cut in fewer shards": Case("PPO", ("models.actor.parallelism={tensor: 4}", "rollout.tensorParallel=2")),
     "rows cut over ranks": Case("PPO", ("models.actor.parallelism={context: 2, tensor: 2}",)),
@@ -425,6 +427,10 @@ WRONG: dict[str, Case] = {
     "generation elsewhere of a data set": Case("Generate", (ELSEWHERE,), "spec.rollout.endpoints"),
     "experts over too few ranks": Case(
         "PPO", ("models.actor.parallelism={expert: 4, data: 4, replicas: 2}",), "spec.models.actor.parallelism.expert"
+    ),
+    "one replica that sends a part": Case("PPO", (COMPRESSED,), "spec.training.gradientCompression"),
+    "replicas of an untrained model that send a part": Case(
+        "PPO", (REPLICAS.format(role="reward"), COMPRESSED), "spec.training.gradientCompression"
     ),
     "more ranks than experts": Case(
         "PPO",
@@ -1204,6 +1210,7 @@ UPDATES: dict[str, Update] = {
     "the tokens of a pass": Update("PPO", (), ("training.microBatchTokens=64", "training.maxSkippedUpdates=0")),
     "the kernels of attention": Update("PPO", (), ("training.attention=SDPA", "training.compile=true")),
     "the kernels of layers": Update("PPO", (), ("training.kernels=Plain",)),
+    "what replicas send": Update("PPO", (), ("training.gradientCompression=None",)),
     "the deadline of a call": Update("PPO", (), ("training.callDeadlineSeconds=99",)),
     "how generation starts": Update("PPO", (), ("rollout.enforceEager=true",)),
     "how generation rounds": Update("PPO", (), ("rollout.batchInvariant=true",)),

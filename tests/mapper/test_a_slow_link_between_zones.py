@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from rlhf_mapper.hardware import GB, GIGABIT, GPUS, Cluster, NodeGroup
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.simulate.layouts import Layouts, Network
+from rlhf_mapper.simulate.passes import Passes
+from rlhf_mapper.simulate.training import COMPRESSED, training_seconds
 from rlhf_mapper.strategy import Setting
 from rlhf_mapper.zones import crossings, orders
 from tests.mapper.oracles.testbed import MODELS, SOFTWARE
@@ -65,6 +68,8 @@ def test_rings_and_hand_overs_cross_as_the_nodes_lie() -> None:
     assert crossings(tuple("aabb"), 4, 2, 4) == (8, 0), "replicas lie whole"
     assert crossings(tuple("abab"), 4, 2, 4) == (0, 8), "their first stages in one zone"
     assert crossings(tuple("abbb"), 4, 4, 4) == (0, 4)
+    assert crossings(tuple("aabb"), 4, 1, 4, replicas=2) == (0, 0), "copies lie whole"
+    assert crossings(tuple("abab"), 4, 1, 4, replicas=2) == (8, 0), "and here in halves, each with 4 rings"
 
 
 def test_what_crosses_shares_the_link() -> None:
@@ -125,6 +130,25 @@ def test_a_model_over_both_zones_is_linked_between_stages() -> None:
     rings, hand_overs = crossings(pool.zones, 4, sizes.pipeline, sizes.tensor)
     assert not rings
     assert hand_overs
+
+
+@pytest.mark.parametrize(("gbps", "auto"), [(0.5, "TopK"), (25, "None")])
+def test_copies_compress_over_a_thin_link(gbps: float, auto: str) -> None:
+    job = job_of("SFT", training={"batchSize": 64})
+    task = task_of(job, shapes_of(job, MODELS["7B"]), device="GPU")
+    passes, layouts = (
+        Passes(MODELS["7B"], nodes("aabb", gbps), task.software),
+        Layouts(*map(np.array, (1.0, 1.0, 16.0))),
+    )
+
+    def seconds_of(compression: Any, replicas: int) -> float:
+        work = replace(task.load.work["actor"], replicas=replicas, compression=compression)
+        return float(training_seconds(passes, work, task.load, layouts, np.array(4.0)))
+
+    assert seconds_of("Auto", 2) == seconds_of(auto, 2)
+    assert seconds_of("TopK", 2) < seconds_of("None", 2) < seconds_of("None", 1), "gathers of a copy stay in a zone"
+    saved = 4 * MODELS["7B"].parameters * (1 - COMPRESSED) / (passes.network.between * 8)
+    assert seconds_of("None", 2) - seconds_of("TopK", 2) == pytest.approx(saved)
 
 
 def drawn(seed: int) -> tuple[Job, NodeGroup]:

@@ -13,6 +13,7 @@ from rlhf_mapper.hardware import NodeGroup
 from rlhf_operator.placement.capacity import capacity_for, cluster_of, machine_choices
 from rlhf_operator.placement.map_job import map_job, still_fits
 from rlhf_operator.placement.review import predicted
+from rlhf_operator.resources.job_file import placed
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedNode
 from tests.operator.rendered import changed, groups, made, mapped, node, place, pod_of, snapshot
@@ -147,6 +148,20 @@ def test_a_placement_by_hand_keeps_to_no_zone() -> None:
     assert still_fits(job, found.mapping, seen, given)
     (group,) = groups(made(job, there("abab"), given)["RayJob"]).values()
     assert "affinity" not in pod_of(group)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gbps", "chosen"),
+    [("Auto", 0.016, "TopK"), ("Auto", 25, "Auto"), ("None", 0.5, "None"), ("TopK", 25, "TopK")],
+)
+def test_replicas_compress_over_a_thin_link(asked: str, gbps: float, chosen: str) -> None:
+    """Two copies of the weights, which need both zones."""
+    copies = {"models.actor.shape": {"name": "qwen3-14b"}, "models.actor.parallelism": {"replicas": 2}}
+    slots = {"training.batchSize": 64, "resources": {"device": "GPU", "nodes": 4}}
+    job = changed("helpful-sft", {**copies, **slots, "training.gradientCompression": asked})
+    mapping = mapped(job, there("abab"), zoned(gbps))
+    assert mapping.pools[0].zones in (tuple("aabb"), tuple("bbaa"))
+    assert placed(job, mapping, {})["spec"]["training"]["gradientCompression"] == chosen
 
 
 def test_what_was_mapped_is_predicted_as_it_lies() -> None:

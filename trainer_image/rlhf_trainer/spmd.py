@@ -46,7 +46,7 @@ from rlhf_trainer.run_folder.folder import (
 )
 from rlhf_trainer.run_folder.lock import only_run_in
 from rlhf_trainer.telemetry import Report, recorder
-from rlhf_trainer.training import distributed
+from rlhf_trainer.training import compression, distributed
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.types import Batch, Transfer, transfers_of
 
@@ -152,6 +152,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             publisher = Publisher(job, folder, display, listeners_of)
             with publisher.recording_the_end():
                 require_ready(job, jobs, output)
+                publisher.say(*compression.in_words(job, dict.fromkeys(models, layout)))
                 summary = run_rank(running, folders, publisher, layout=layout, made=folder.made.resolve())
                 add_to_summary(output, job.name, summary)
     finally:

@@ -1,8 +1,10 @@
 """Rules between the parallel sizes of a model, as far as a manifest has their numbers."""
 
+import operator
 from collections.abc import Iterator
+from functools import reduce
 
-from rlhf_api.checks.rule import Rule
+from rlhf_api.checks.rule import Rule, algorithm
 from rlhf_api.expressions import Expression, Field
 
 
@@ -32,3 +34,15 @@ def experts_of_actor() -> Iterator[Rule]:
     stages, replays = Field("rollout.pipelineParallel"), Field("rollout.routing") == "Replay"
     message = "is {value}, but with rollout.routing Replay expected 1: a stage knows the experts of its own layers only"
     yield Rule("rollout.pipelineParallel", replays.implies(stages == 1), message)
+
+
+def compression() -> Iterator[Rule]:
+    """Yield the rule that TopK, for gradients between replicas, needs a trained model with replicas."""
+    has_replicas = (
+        algorithm(lambda each, role=role: role in each.trained)  # type: ignore[misc]
+        & (Field(f"models.{role}.parallelism.replicas").or_else(1) > 1)
+        for role in ("actor", "critic", "reward", "cost")
+    )
+    path = "training.gradientCompression"
+    message = "is TopK, but no trained model has parallelism.replicas of more than 1"
+    yield Rule(path, (Field(path) == "TopK").implies(reduce(operator.or_, has_replicas)), message)

@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from rlhf_api.checks.agent_rules import MAKES_DATA, MODELS_OF_SUM, REWARD_MODEL, agents, sums_over_rows
 from rlhf_api.checks.code_rules import AGENT, ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
 from rlhf_api.checks.log_prob_rules import STALE, corrections, log_probs
-from rlhf_api.checks.parallel_rules import experts_of_actor, sizes_of_generation
+from rlhf_api.checks.parallel_rules import compression, experts_of_actor, sizes_of_generation
 from rlhf_api.checks.rule import NAME, Rule, algorithm
 from rlhf_api.checks.speculation_rules import speculation
 from rlhf_api.checks.teacher_rules import ON_SERVERS, distillation
@@ -341,7 +341,7 @@ def _apart() -> Iterator[Rule]:
 
 
 PARTS = (
-    *(_models, _shapes, experts_of_actor, _algorithm, _batches, _sampling, log_probs, corrections),
+    *(_models, _shapes, experts_of_actor, compression, _algorithm, _batches, _sampling, log_probs, corrections),
     *(_lengths, _pretraining, _placement, _apart, distillation, user_code, agents, pods, speculation),
 )
 RULES = tuple(rule for part in PARTS for rule in part())

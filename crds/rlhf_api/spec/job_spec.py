@@ -244,6 +244,11 @@ class Training(Spec):
     """Kernels of norms, rotary embeddings, gated MLPs and the head. Plain: one for each operation of torch. Fused:
     by Triton on GPUs. Auto takes Fused where it runs.
     """
+    gradient_compression: Literal["Auto", "None", "TopK"] = "Auto"
+    """Compression between replicas of a trained model. None: whole gradients. TopK: of 256 values of AdamW's step the
+    16 largest, in 8 bits; the rest goes with later steps. Auto: TopK if the mapper puts each replica into one zone, and
+    the link between zones is known and below 1 Gb/s.
+    """
     compile: bool = False
     """Compile the models' layers, but for attention, by torch.compile. It needs models without tensor parallelism and,
     on CPU, a job that generates nothing.

@@ -132,9 +132,10 @@ class Network:
         shared: Numbers = np.minimum(reached, self._over_the_link(layouts)[1])
         return shared
 
-    def of_data_ranks(self, layouts: Layouts) -> Numbers:
+    def of_data_ranks(self, layouts: Layouts, replicas: int = 1) -> Numbers:
         """Return the bandwidth in the data-parallel groups, each of which has every (p t)th GPU.
 
+        replicas: copies of the weights (HSDP), if the layouts are those of one copy.
         A ring crosses a node's network once, however many of its ranks are there. A node has min(p t, GPUs) rings.
         """
         replica = layouts.p * layouts.t
@@ -142,17 +143,18 @@ class Network:
         across = self.nodes.network * self.efficiency.network / rings
         inside = layouts.gpus <= self.nodes.gpus_per_node
         reached = np.where(inside, self.within, np.minimum(across, self.within))
-        shared: Numbers = np.minimum(reached, self._over_the_link(layouts)[0])
+        shared: Numbers = np.minimum(reached, self._over_the_link(layouts, replicas)[0])
         return shared
 
-    def _over_the_link(self, layouts: Layouts) -> tuple[Numbers, Numbers]:
+    def _over_the_link(self, layouts: Layouts, replicas: int = 1) -> tuple[Numbers, Numbers]:
         """Return bandwidths of (a ring of data ranks, a stage hand-over) between zones; inf if none crosses zones."""
         p, t, d = np.broadcast_arrays(layouts.p, layouts.t, layouts.d)
         shares = np.full((2, p.size), np.inf)
         if self.nodes.spans_zones:
             for place, cut in enumerate(zip(p.flat, t.flat, d.flat, strict=True)):
-                if math.prod(cut) == self.nodes.gpus:
-                    crossing = crossings(self.nodes.zones, self.nodes.gpus_per_node, int(cut[0]), int(cut[1]))
+                if math.prod(cut) * replicas == self.nodes.gpus:
+                    sizes = self.nodes.gpus_per_node, int(cut[0]), int(cut[1]), replicas
+                    crossing = crossings(self.nodes.zones, *sizes)
                     shares[:, place] = [self.between_zones / each if each else np.inf for each in crossing]
         rings, hand_overs = shares.reshape(2, *p.shape)
         return rings, hand_overs

@@ -15,6 +15,8 @@ BACKWARD_OVER_FORWARD, BESIDE_FROZEN = 2.0, 1.0
 OPTIMIZER_BYTES = 34.0
 """Bytes that Adam reads and writes for a parameter: gradient, master weight, moments, and the rounded weight."""
 
+COMPRESSED = 36 / 1024
+"""Bytes of a compressed step over those of whole float32 gradients (`gradientCompression: TopK`)."""
 ROUNDING = 1e-9
 """Excess of a quotient over a whole number that is a rounding error."""
 Simulator = Callable[[Passes, Work, Workload, Layouts, Numbers], Numbers]
@@ -38,6 +40,7 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     one = one + 2 * passes.between_stages(layouts, own)
     filled = (count + layouts.p - 1) * one
     update = filled + _synchronised(passes, work, layouts, backward) + _optimizer(passes, work, layouts)
+    update = update + _between_replicas(passes, work, layouts)
     return work.updates * (update + passes.software.efficiency.update_seconds)
 
 
@@ -75,27 +78,28 @@ def _computed_tokens(load: Workload, sequences: Numbers, together: int) -> Numbe
     return load.prompt.mean / np.minimum(sequences, together) + load.response.mean
 
 
-def _collectives(passes: Passes, layouts: Layouts, bytes_: float, kind: Collective) -> Numbers:
-    """Return the seconds of one collective for each layer among the FSDP ranks; bytes_: of each parameter.
+def _collectives(passes: Passes, work: Work, every: Layouts, bytes_: float, kind: Collective) -> Numbers:
+    """Return the seconds of one collective for each layer among the FSDP ranks of a copy; bytes_: of each parameter.
 
     The experts of a layer are gathered apart, since other ranks have their shards.
     """
+    layouts = replace(every, d=every.d / work.replicas)
     model, experts = passes.model, layouts.of_experts
     of_experts = (model.layers - model.dense[0]) * model.expert_parameters
     whole = (model.parameters - of_experts) / (layouts.p * layouts.t) * bytes_
-    seconds = _collective(passes, layouts, whole, kind)
+    seconds = _collective(passes, work, layouts, whole, kind)
     if not of_experts:
         return seconds
-    return seconds + _collective(passes, experts, of_experts / (experts.p * experts.t) * bytes_, kind)
+    return seconds + _collective(passes, work, experts, of_experts / (experts.p * experts.t) * bytes_, kind)
 
 
-def _collective(passes: Passes, layouts: Layouts, whole: Numbers, kind: Collective) -> Numbers:
+def _collective(passes: Passes, work: Work, layouts: Layouts, whole: Numbers, kind: Collective) -> Numbers:
     """Return the seconds of a collective of `whole` bytes, one for each layer, among the FSDP ranks.
 
     In a node they are measured. Between nodes a ring passes each node once, with its latency.
     """
     nodes, count, shards = passes.nodes, passes.stage_layers(layouts), layouts.shards
-    seconds = ring(shards) * whole / passes.network.of_data_ranks(layouts)
+    seconds = ring(shards) * whole / passes.network.of_data_ranks(layouts, work.replicas)
     if not passes.is_measured:
         return seconds
     spanned = layouts.gpus / nodes.gpus_per_node
@@ -108,7 +112,7 @@ def _gathered(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
     """Return the seconds of FSDP's all-gather of weights for a pass of one micro-batch; computation may hide them."""
     if not passes.software.shards_weights:
         return np.zeros_like(layouts.gpus)
-    gathered = _collectives(passes, layouts, passes.software.compute_bytes, "all_gather")
+    gathered = _collectives(passes, work, layouts, passes.software.compute_bytes, "all_gather")
     return gathered + passes.to_or_from_host(layouts, passes.software.weight_bytes) * work.steps_in_host
 
 
@@ -117,7 +121,7 @@ def _gathered_and_scattered(passes: Passes, work: Work, layouts: Layouts) -> Num
     if not passes.software.shards_weights:
         return np.zeros_like(layouts.gpus)
     trained = passes.software.gradient_bytes * work.trained_share
-    scattered = _collectives(passes, layouts, trained, "reduce_scatter")
+    scattered = _collectives(passes, work, layouts, trained, "reduce_scatter")
     back = passes.to_or_from_host(layouts, trained) * work.steps_in_host
     return 2 * _gathered(passes, work, layouts) + scattered + back
 
@@ -133,6 +137,21 @@ def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Number
     of_a_shard = passes.model.parameters / (layouts.p * layouts.t)
     shares = ring(layouts.shards) * work.trained_share * of_a_shard / passes.network.of_data_ranks(layouts)
     return np.maximum(shares * software.gradient_bytes - backward, 0.0) + shares * software.weight_bytes
+
+
+def _between_replicas(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
+    """Return the seconds in which copies of the weights (HSDP) exchange gradients, or compressed steps, in an update.
+
+    Each rank exchanges its shard, by a ring of all-reduce or, compressed, by a ring of all-gather.
+    """
+    if work.replicas == 1:
+        return np.zeros_like(layouts.gpus)
+    of_a_shard = passes.model.parameters * work.replicas / layouts.gpus * work.trained_share
+    chosen, others = work.compression, work.replicas - 1
+    compresses = chosen == "TopK" or (chosen == "Auto" and passes.nodes.has_thin_link)
+    sent = COMPRESSED * others if compresses else 2 * others / work.replicas
+    seconds: Numbers = sent * of_a_shard * passes.software.gradient_bytes / passes.network.of(layouts.gpus)
+    return seconds
 
 
 def _optimizer(passes: Passes, work: Work, layouts: Layouts) -> Numbers:

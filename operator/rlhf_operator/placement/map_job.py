@@ -18,6 +18,7 @@ from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
+from rlhf_mapper.thin_links import gradient_compression
 from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual
 from rlhf_operator.placement.capacity import Capacity, capacity_for, counted, has_gpus, prices_of, unusable_gpus
 from rlhf_operator.placement.review import predicted
@@ -142,6 +143,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
     """Return `status.mapping` for a mapping. digest: inputHash; prices: price of a GPU for an hour, by GPU type."""
     on_gpus, slots = mapping.device == "GPU", sum(pool.size for pool in mapping.pools)
     prediction = mapping.prediction if on_gpus else None
+    compresses = job.spec.training.gradient_compression == "Auto" and gradient_compression(job, mapping) == "TopK"
     roles: tuple[PlacedRole, ...] = _only(mapping.sizes, PlacedRole)
     most = {pool.name: pool.max_nodes for pool in job.spec.placement.pools}
     pools = tuple(
@@ -168,6 +170,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
             gpu_memory_utilization(job, prediction) if prediction else job.spec.rollout.gpu_memory_utilization
         ),
         micro_batch_tokens=micro_batch_tokens(job, map(prediction.models.__getitem__, roles)) if prediction else None,
+        gradient_compression="TopK" if compresses else None,
         predicted_step_seconds=mapping.prediction.step_seconds if mapping.prediction else None,
         predicted_step_seconds_low=mapping.prediction.low if mapping.prediction else None,
         predicted_step_seconds_high=mapping.prediction.high if mapping.prediction else None,

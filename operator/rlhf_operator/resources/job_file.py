@@ -53,6 +53,8 @@ def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInpu
         spec["rollout"]["gpuMemoryUtilization"] = mapping.gpu_memory_utilization
     if mapping.micro_batch_tokens is not None:
         spec["training"]["microBatchTokens"] = mapping.micro_batch_tokens
+    if mapping.gradient_compression:
+        spec["training"]["gradientCompression"] = mapping.gradient_compression
     _tell_uris(spec, inputs)
     return document
 

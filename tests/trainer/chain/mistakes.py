@@ -251,7 +251,7 @@ PLAN: dict[str, Mistake] = {
         prepare=file("cluster.yaml", "nodes: [{gpu: a100-80g, count: 2, gpusPerNode: 8, interNodeGbps: 25e9}]"),
         options=("--inventory={folder}/cluster.yaml",),
         code=SPEC,
-        sentence="…cluster.yaml: nodes.0.interNodeGbps: is 2.5e+10, expected 0.1 to 100000; "
+        sentence="…cluster.yaml: nodes.0.interNodeGbps: is 2.5e+10, expected 0.001 to 100000; "
         "it is in Gb/s (1e9 bits/s), one direction",
     ),
     "a price that is missing": Mistake(

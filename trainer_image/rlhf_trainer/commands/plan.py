@@ -17,7 +17,15 @@ from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
 from rlhf_mapper.workload import lengths_around
 from rlhf_planning.checkpoint_size import in_words, upload_in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
-from rlhf_planning.job_plan import networks_of, notes_of, notes_on_drafts, objective_of, plan_job, prices_of
+from rlhf_planning.job_plan import (
+    networks_of,
+    notes_of,
+    notes_on_drafts,
+    notes_on_replicas,
+    objective_of,
+    plan_job,
+    prices_of,
+)
 from rlhf_planning.lengths import lengths_of
 from rlhf_planning.machines import device_of, in_worker_pods, local_cluster
 from rlhf_planning.mapping_text import explain, printing, step_price
@@ -113,6 +121,7 @@ def plans_of(
             prompts=lengths_of(prompts, "--prompt-tokens", most=data.max_prompt_tokens) if prompts else (),
         )
         notes = [*networks_of(machines), *notes_of(mapping, machines, shapes), *notes_on_drafts(job), slots]
+        notes += notes_on_replicas(job, mapping)
         notes.append(upload_in_words(job, shapes, mapping, machines))
         told = tuple(filter(None, notes))
         plans.append(JobPlan(job, mapping, calibration, prices_of(machines), told, in_words(job, shapes)))

@@ -35,6 +35,7 @@ from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, with_routi
 from rlhf_trainer.run_folder.commands import STACKS
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, with_written_data
 from rlhf_trainer.telemetry import CONTROLLER, ENDPOINTS, Report
+from rlhf_trainer.training import compression
 from rlhf_trainer.training.link_probe import look_at_links
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.retokenized import with_prompts
@@ -62,7 +63,7 @@ def run_on_ray(
         folder.begin(checkpoint, inputs=start.inputs, files=start.files, mapping=mapping)
         publisher.warn(*start.warnings)
         pools = " | ".join(map(mapping.described, mapping.pools))
-        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes)
+        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes, *compression.in_words(job, mapping.sizes))
         if checkpoint:
             publisher.say(f"goes on after step {checkpoint.step}, from {checkpoint.uri}")
         models = job.models()

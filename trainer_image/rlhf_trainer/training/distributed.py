@@ -161,8 +161,9 @@ def _mesh(ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
 class ModelMesh:
     """Process groups of a model's layout: of FSDP shards and of each axis longer than 1. A collective of the pool."""
 
-    def __init__(self, layout: ParallelSizes) -> None:
-        self.layout = layout
+    def __init__(self, layout: ParallelSizes, *, compresses: bool = False) -> None:
+        """compresses: FSDP2 reduces no gradients between replicas (HSDP), which exchange steps (`CompressedSteps`)."""
+        self.layout, self.compresses = layout, compresses and layout.replicas > 1
         sizes = {REPLICATE: layout.replicas, SHARD: layout.shards, PIPELINE: layout.pipeline, TENSOR: layout.tensor}
         kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
         self._mesh = _mesh(torch.arange(layout.world_size).view(tuple(kept.values())), tuple(kept))
@@ -177,13 +178,28 @@ class ModelMesh:
         return self._coordinates[axis]
 
     @property
+    def replica(self) -> int:
+        """Index of the copy of the weights to which this rank belongs."""
+        return self.coordinate("data") // (self.layout.data // self.layout.replicas)
+
+    @property
+    def replica_group(self) -> dist.ProcessGroup:
+        """Process group of the ranks with this rank's shards in all replicas; KeyError without replicas."""
+        return self._mesh[REPLICATE].get_group()
+
+    @property
+    def reduces_replicas(self) -> bool:
+        """Whether FSDP2 itself adds up the gradients of several replicas."""
+        return self.layout.replicas > 1 and not self.compresses
+
+    @property
     def data_axes(self) -> DeviceMesh:
-        """Device mesh for FSDP2: the axis of shards and, with replicas (HSDP), the axis of replicas before it."""
-        return self._mesh[REPLICATE, SHARD] if self.layout.replicas > 1 else self._mesh[SHARD]
+        """Device mesh for FSDP2: the axis of shards and, where it adds up replicas, the axis of replicas before it."""
+        return self._mesh[REPLICATE, SHARD] if self.reduces_replicas else self._mesh[SHARD]
 
     @cached_property
     def expert_axes(self) -> DeviceMesh:
-        """Device mesh of this rank's stage for experts: `EXPERT_SHARD` before `EXPERT`, and replicas before both.
+        """Device mesh of this rank's stage for experts: `EXPERT_SHARD` before `EXPERT`, perhaps replicas before both.
 
         A collective of the pool when it is first read.
         """
@@ -192,7 +208,7 @@ class ModelMesh:
         ranks = ranks.transpose(1, 2).reshape(layout.replicas, layout.pipeline, layout.expert_shards, layout.expert)
         names = (REPLICATE, PIPELINE, EXPERT_SHARD, EXPERT)
         mesh = _mesh(ranks, names)
-        return mesh[REPLICATE, EXPERT_SHARD, EXPERT] if layout.replicas > 1 else mesh[EXPERT_SHARD, EXPERT]
+        return mesh[REPLICATE, EXPERT_SHARD, EXPERT] if self.reduces_replicas else mesh[EXPERT_SHARD, EXPERT]
 
     @property
     def context_group(self) -> dist.ProcessGroup:

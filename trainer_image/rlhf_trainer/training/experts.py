@@ -54,14 +54,15 @@ def shard_experts(model: nn.Module, mesh: ModelMesh, **options: Any) -> None:
     if not mesh.layout.cuts_experts:
         return
     axes, layout = mesh.expert_axes, mesh.layout
-    data = axes[REPLICATE, EXPERT_SHARD] if layout.replicas > 1 else axes[EXPERT_SHARD]
+    data = axes[REPLICATE, EXPERT_SHARD] if mesh.reduces_replicas else axes[EXPERT_SHARD]
+    reduced = layout.shards if mesh.compresses else layout.data * layout.context
 
     def cut(parameter: nn.Parameter) -> Shard:
         return Shard(shard_dim(local_shard(parameter).shape, layout.expert_shards))
 
     for block in sparse_blocks(model):
         module: FSDPModule = fully_shard(block.experts, mesh=data, shard_placement_fn=cut, **options)
-        module.set_gradient_divide_factor(layout.data * layout.context)  # losses are multiplied by it, as for FSDP2
+        module.set_gradient_divide_factor(reduced)  # losses are multiplied by all ranks, as for FSDP2
         # gloo has no other reduction that takes a factor; one shard is divided without it, and with it twice
         module.set_force_sum_reduction_for_comms(layout.expert_shards > 1)
 

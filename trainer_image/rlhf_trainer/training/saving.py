@@ -32,7 +32,10 @@ from rlhf_trainer.stored_tensors import (
     write_tensors,
     written_type,
 )
+from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.adapters import merged_weights, write_adapter
+from rlhf_trainer.training.compression import LEFT, left_of
+from rlhf_trainer.training.distributed import local_shard
 from rlhf_trainer.training.loading import as_stored, load_tokenizer, try_config
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner, kept_buffers
 from rlhf_trainer.training.sharding import ShardedModel, named_as_stored, pieces_to_save, read_shard, trained_parameters
@@ -158,7 +161,7 @@ def disk_errors(what: str, folder: Path) -> Iterator[None]:
         raise EnvironmentProblem(f"{folder}: {what} cannot be written: {error}") from error
 
 
-WEIGHT, MOMENT = "model.", "optimizer."
+WEIGHT, MOMENT, REPLICA = "model.", "optimizer.", "replica-"
 READERS = 8
 """Number of threads in which a rank reads a checkpoint; an object store answers slowly, but many requests at once."""
 
@@ -183,7 +186,7 @@ class TrainerState:
         random = {"cpu": torch.random.get_rng_state()}
         if torch.cuda.is_available():
             random["cuda"] = torch.cuda.get_rng_state()
-        pieces = pieces_to_save(self._model.mesh, self._tensors())
+        pieces = pieces_to_save(self._model.mesh, self._tensors(), self._of_replica())
 
         def write() -> None:
             with disk_errors("the checkpoint", folder):
@@ -211,10 +214,10 @@ class TrainerState:
 
     def load(self, uri: str) -> None:
         """Read this rank's shards from below an address; EnvironmentProblem if they cannot be read."""
-        tensors = self._tensors()
         with storage_errors(uri):
             files, folder = open_storage(uri)
             stored = saved_by_ranks(tensor_files(files, folder))
+            tensors = self._to_read(stored, uri)
             if missing := sorted(tensors.keys() - stored.keys()):
                 raise ValueError(f"{missing[0]} is in none of the files")
             with ThreadPoolExecutor(READERS) as pool:
@@ -234,7 +237,35 @@ class TrainerState:
                 moments["step"] = torch.zeros((), device=parameter.device)  # fused AdamW wants it there
                 moments["exp_avg"], moments["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
             tensors[f"{WEIGHT}{name}"] = parameter.detach()
-            tensors.update({f"{MOMENT}{moment}.{name}": value for moment, value in moments.items()})
+            kept = {moment: value for moment, value in moments.items() if moment != LEFT}
+            tensors.update({f"{MOMENT}{moment}.{name}": value for moment, value in kept.items()})
+        return tensors
+
+    def _of_replica(self) -> dict[str, Any]:
+        """Return by name what differs between replicas that compress: moments and what is left (`CompressedSteps`).
+
+        Plain moments, as `_tensors` returns them, are the first replica's, and must be there already.
+        """
+        mesh, own = self._model.mesh, dict[str, Any]()
+        for name, parameter in trained_parameters(self._model).items() if mesh.compresses else ():
+            left, moments = left_of(self._optimizer, parameter), self._optimizer.state[parameter]
+            differing = {moment: moments[moment] for moment in ("exp_avg", "exp_avg_sq") if mesh.replica}
+            place = f"{REPLICA}{mesh.replica + 1}-of-{mesh.layout.replicas}"
+            own |= {f"{place}.{moment}.{name}": value for moment, value in {**differing, LEFT: left}.items()}
+        return own
+
+    def _to_read(self, stored: Mapping[str, StoredTensor], uri: str) -> dict[str, Any]:
+        """Return the tensors to read, by stored name; with a warning if those of other replicas are dropped."""
+        tensors, own = self._tensors(), self._of_replica()
+        if own and own.keys() <= stored.keys():
+            read = {id(value) for value in own.values()}
+            return {name: value for name, value in tensors.items() if id(value) not in read} | own
+        for name, value in own.items():
+            if f".{LEFT}." in name:
+                local_shard(value).zero_()
+        if any(name.startswith(REPLICA) for name in stored):
+            dropped = "so moments of all but the first, and what was not yet sent of steps, are dropped"
+            recorder.warn(REPLICA, f"{uri}: saved with other replicas or gradientCompression, {dropped}")
         return tensors
 
 

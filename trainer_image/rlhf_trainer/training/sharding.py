@@ -80,6 +80,7 @@ def shard(
     recompute_activations: bool,
     steps_in_host: bool = False,
     compile_layers: bool = False,
+    compresses: bool = False,
 ) -> ShardedModel:
     """Cut a float32 model into pipeline stages, each stage into tensor-parallel shards, and these into FSDP2 shards.
 
@@ -90,8 +91,9 @@ def shard(
     steps_in_host: shards, gradients and moments are in host memory; FSDP2 copies a layer at a time to the device.
     compile_layers: compile the decoder layers by torch.compile. DataError if the values cannot be read,
     EnvironmentProblem without a C++ compiler, ConfigError for compile_layers with tensor or expert parallelism.
+    compresses: see `ModelMesh`.
     """
-    mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
+    mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()), compresses=compresses)
     for parameter in (each for each in model.parameters() if not each.requires_grad):
         parameter.data = parameter.data.to(compute_dtype)
     if mesh.layout.pipeline > 1:
@@ -201,11 +203,15 @@ def held_piece(tensor: Tensor) -> tuple[Tensor, TensorSlice]:
     return tensor.to_local(), place
 
 
-def pieces_to_save(mesh: ModelMesh, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, TensorSlice]]:
-    """Return the pieces of tensors that this rank saves, by name: shards in the first replica, none in the others."""
-    if mesh.coordinate("data") >= mesh.layout.data // mesh.layout.replicas:
-        return {}
-    held = {name: held_piece(tensor.detach()) for name, tensor in tensors.items()}
+def pieces_to_save(
+    mesh: ModelMesh, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None
+) -> dict[str, tuple[Tensor, TensorSlice]]:
+    """Return the pieces of tensors that this rank saves, by name: shards in the first replica, none in the others.
+
+    own: tensors that differ between replicas, so each replica saves its shards.
+    """
+    saved = {**({} if mesh.replica else tensors), **(own or {})}
+    held = {name: held_piece(tensor.detach()) for name, tensor in saved.items()}
     return {name: (tensor, place) for name, (tensor, place) in held.items() if place.numel}
 
 

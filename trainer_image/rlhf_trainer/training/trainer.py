@@ -16,6 +16,7 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.balance import ExpertBalance
 from rlhf_trainer.training.batching import Bundles, RowAssignment, RowCosts, micro_batches
+from rlhf_trainer.training.compression import CompressedSteps
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.kernels import use_kernels
 from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, TokenBatch
@@ -193,7 +194,7 @@ class Trainer(ModelRunner):
         self._optimizer = ShardedAdamW(trained_parameters(model).values(), optimizer)
         super().__init__(model, optimizer=self._optimizer, **options)
         self.state = TrainerState(model, self._optimizer)
-        self._gradients = GradientSync(model)
+        self._gradients, self._steps = GradientSync(model), CompressedSteps(model, self._optimizer)
         self._balance = ExpertBalance(model.module, model.mesh, coefficient=router_aux_loss)
 
     def update(self, fields: Fields, texts_of: TextsFunction, loss: OutputFunction, *, step: int) -> float:
@@ -258,7 +259,7 @@ class Trainer(ModelRunner):
         rate = learning_rate(self._settings, step, total_steps=self._total_steps, path=self._path)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._optimizer.step()
+        self._steps.take()
         self.skipped_in_a_row = 0
 
     def _skip(self, reason: str, *, step: int) -> None:

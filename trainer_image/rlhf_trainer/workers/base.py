@@ -170,8 +170,9 @@ class WorkerSetting:
         """Shard a model for training, with its optimizer."""
         assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
         recomputes, steps_in_host = bool(self.model.gradient_checkpointing), self.model.offload == "OptimizerInHost"
+        compresses = self.job.spec.training.gradient_compression == "TopK"
         return Trainer(
-            self._sharded(model, recompute_activations=recomputes, steps_in_host=steps_in_host),
+            self._sharded(model, recompute_activations=recomputes, steps_in_host=steps_in_host, compresses=compresses),
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
             max_skipped_updates=self.job.spec.training.max_skipped_updates,
