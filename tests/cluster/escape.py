@@ -46,9 +46,10 @@ def tried(protocol: str, address: str, port: int) -> str:
 def bytes_written(place: str) -> int:
     """Bytes that a file takes there before it is refused."""
     path, written = Path(place), 0
-    if path.exists() and path.resolve() == Path(os.devnull):
-        return 0
-    path = path / "escape" if path.is_dir() else path
+    with suppress(PermissionError):
+        if path.exists() and path.resolve() == Path(os.devnull):
+            return 0
+        path = path / "escape" if path.is_dir() else path
     with suppress(OSError), path.open("ab", buffering=0) as file:
         while written < MOST_BYTES:
             written += file.write(b"x" * MEBIBYTE)

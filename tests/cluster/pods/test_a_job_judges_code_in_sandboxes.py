@@ -14,6 +14,7 @@ from tests.cluster import chart, golden_path
 from tests.cluster.client import Cluster
 from tests.cluster.plugin import told
 from tests.cluster.pods.test_a_pod_reads_shapes import CLAIM, MODEL
+from tests.cluster.processes import FailedError
 
 JOB, STEPS, WARM = "coder", 2, 8
 RIGHT, WRONG = "def f(): return 1\n", "def f(): return 2\n"
@@ -64,9 +65,12 @@ def sandboxes(cluster: Cluster, namespace: str, phase: str = "Running") -> list[
 
 
 def is_busy(cluster: Cluster, namespace: str, pod: golden_path.Document) -> bool:
-    """Whether the code of a response is judged in a sandbox."""
+    """Whether the code of a response is judged in a sandbox: it holds the judge's modules, and has not ended."""
     name = pod["metadata"]["name"]
-    return "item.json" in cluster.kubectl("exec", "-n", namespace, name, "--", "ls", "/tmp")
+    try:
+        return "rlhf_trainer" in cluster.kubectl("exec", "-n", namespace, name, "--", "ls", "/tmp")
+    except FailedError:
+        return False
 
 
 @pytest.mark.slow
