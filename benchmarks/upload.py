@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -70,6 +70,18 @@ def step(gradients: torch.Tensor, matrix: torch.Tensor) -> float:
     return time.perf_counter() - began
 
 
+def steps_beside(sending: Future[None] | None, most: int, gradients: torch.Tensor, matrix: torch.Tensor) -> list[float]:
+    """Return the seconds of the steps that begin while the first rank's upload runs, without one of `most` steps."""
+    seconds: list[float] = []
+    while len(seconds) < most:
+        ended = [sending is not None and sending.done()]
+        dist.broadcast_object_list(ended)
+        if ended[0]:
+            break
+        seconds.append(step(gradients, matrix))
+    return seconds
+
+
 def upload(pace: UploadPace | None, size: int) -> None:
     folder = UploadFolder("s3://bucket/step-000001/actor", pace)
     (folder.folder / "shard-0.safetensors").write_bytes(os.urandom(size))
@@ -91,12 +103,7 @@ def rank_main(rank: int, steps: int, rounds: int) -> None:
         for kind in KINDS * rounds:
             limit = UploadPace(pace) if kind == "paced" else None
             sending = beside.submit(upload, limit, size) if rank == 0 and kind != "none" else None
-            for _ in range(steps):
-                ended = [sending is not None and sending.done()]
-                dist.broadcast_object_list(ended)
-                if ended[0]:
-                    break
-                seconds[kind].append(step(gradients, matrix))
+            seconds[kind] += steps_beside(sending, steps, gradients, matrix)
             if sending:
                 sending.result()
             dist.barrier()
