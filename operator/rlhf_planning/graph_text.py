@@ -10,8 +10,9 @@ COLUMNS = 100
 LEGEND = """\
 A call waits for calls of lower levels only; those of one level are on different pools and overlap.
 a -> b: b reads fields that a added. S(0)/n: the rows are split into n blocks; B*n: n ranks of b get
-each row; P+n: n ranks of a hold addends of it. Bytes are those that all ranks of b read, if every
-prompt and response is as long as it may be."""
+each row; P+n: n ranks of a hold addends of it; each over the named axes. Bytes are those that all
+ranks of b read, if every prompt and response is as long as it may be; a field with ? counts none,
+as only a run knows its size."""
 
 
 def text_of(graph: Graph, *, title: str) -> str:
@@ -27,9 +28,9 @@ def text_of(graph: Graph, *, title: str) -> str:
         moved.add_column(name, justify="right" if name in ("edge", "bytes") else "left", no_wrap=name != "fields")
     for edge in graph.edges:
         ends = f"{edge.producer} -> {edge.consumer}"
-        moved.add_row(ends, edge.spread, size_text(edge.bytes), ", ".join(moved.name for moved in edge.fields))
+        moved.add_row(ends, edge.spread, f"{edge.bytes:,}", ", ".join(each.name_text for each in edge.fields))
     console = Console(width=COLUMNS, highlight=False, color_system=None)
-    total = f"{graph.rows} rows, {size_text(graph.bytes)} read at most"
+    total = f"{graph.rows} rows, {graph.bytes:,} bytes read at most"
     with console.capture() as shown:
         console.print(f"{title}: {total}", "", calls, "", moved, sep="\n", markup=False)
     return "\n".join(line.rstrip() for line in shown.get().splitlines())

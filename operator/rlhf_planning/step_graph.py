@@ -42,7 +42,12 @@ class FieldTransfer:
     added_as: str
     """Name under which the producer added the field; it differs from `name` if `with_prefixed` renamed the field."""
     bytes: int
-    """Bytes that all ranks of the consumer read together, at most."""
+    """Bytes that all ranks of the consumer read together, at most; 0 if only a run knows the field's size."""
+
+    @property
+    def name_text(self) -> str:
+        """Name of the field, with a question mark if its size is not known."""
+        return self.name if self.bytes else f"{self.name}?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,8 @@ class Edge:
     """B: number of the consumer's ranks that get each row."""
     summed: int
     """P: number of the producer's ranks that hold partial sums of each row."""
+    axes: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
+    """Axes of `split` and `broadcast` in the consumer's layout, and of `summed` in the producer's; empty: not known."""
 
     @property
     def bytes(self) -> int:
@@ -65,11 +72,12 @@ class Edge:
 
     @property
     def spread(self) -> str:
-        """Return how rows are split, broadcast and summed: `S(0)/2 B*2 P+2`, as `protocols.AxisPlacement` writes it."""
-        parts = [f"S(0)/{self.split}"]
-        parts += [f"B*{self.broadcast}"] if self.broadcast > 1 else []
-        parts += [f"P+{self.summed}"] if self.summed > 1 else []
-        return " ".join(parts)
+        """Return how rows are split, broadcast and summed: `S(0)/2 data, B*2 tensor`, as `AxisPlacement` writes it."""
+        counts = {"S(0)/": self.split, "B*": self.broadcast, "P+": self.summed}
+        parts = zip(counts.items(), self.axes, strict=True)
+        return ", ".join(
+            f"{mark}{count} {'*'.join(axes)}".strip() for (mark, count), axes in parts if mark == "S(0)/" or count > 1
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

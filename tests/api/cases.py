@@ -298,6 +298,7 @@ RIGHT: dict[str, Case] = {
     ),
     "more nodes": Case("PPO", ("resources={device: GPU, nodes: 2, maxNodes: 4, slotsPerNode: 8}",)),
     "a checkpoint on a claim": Case("PPO", ("checkpoint={storage: 'pvc://claim/a', keepLast: 1, everyMinutes: 0.5}",)),
+    "a limit of uploads": Case("PPO", ("checkpoint={storage: 's3://bucket/a', uploadMBps: 2.5}",)),
     "a model on a claim": Case("PPO", ("models.actor.uri=pvc://claim/model",)),
     "suspended": Case("PPO", ("suspend=true",)),
     "failure rules": Case(
@@ -619,6 +620,10 @@ WRONG: dict[str, Case] = {
     "a claim without a path": Case("SFT", ("models.actor.uri=pvc://claim",), "spec.models.actor.uri"),
     "storage on a web server": Case("SFT", ("checkpoint.storage=http://host/x",), "spec.checkpoint.storage"),
     "the best of what is never measured": Case("PPO", ("checkpoint.keepBest=reward",), "spec.checkpoint.keepBest"),
+    "a limit of what is not uploaded": Case("SFT", ("checkpoint.uploadMBps=2",), "spec.checkpoint.uploadMBps"),
+    "a limit of uploads to a claim": Case(
+        "SFT", ("checkpoint={storage: 'pvc://c/a', uploadMBps: 2}",), "spec.checkpoint.uploadMBps"
+    ),
     "checkpoints that are all deleted": Case("SFT", ("checkpoint.keepLast=0",), "spec.checkpoint.keepLast"),
     "a package within a package": Case("SFT", ("models.actor.uri=package://a.b/c",), "spec.models.actor.uri"),
     "a package with a name that is none": Case("SFT", ("data.train.uri=package://a-b/c",), "spec.data.train.uri"),

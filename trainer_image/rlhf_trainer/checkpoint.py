@@ -18,12 +18,17 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from rlhf_trainer.storage import open_storage, storage_errors
+from rlhf_trainer.upload_pace import UploadPace
 
 logger = logging.getLogger(__name__)
 
 COMPLETE, STATE = "COMPLETE", "state.json"
 PREFIX = "step-"
 PROBE = ".probe"
+SLICE, BLOCK, MAX_PARTS = 2**20, 2**18, 8_000
+"""Bytes that are paced at a time, unit of the parts of a file in GCS, and most parts of a file (S3 allows 10,000)."""
+MIN_BLOCKS = 20
+"""Smallest part of a file in S3, in blocks (5 MiB)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +80,11 @@ class CheckpointStore:
         self.uri = uri.rstrip("/")
         with storage_errors(self.uri):
             self._files, self._path = open_storage(self.uri)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the checkpoints are in a folder of this machine."""
+        return isinstance(self._files, LocalFileSystem)
 
     def try_writing(self) -> None:
         """Write and delete a test file, before training starts; EnvironmentProblem if nothing can be written."""
@@ -137,7 +147,7 @@ class CheckpointStore:
 
     def _make_folder(self, path: str) -> None:
         """Make a folder on this machine; object stores have no folders, and makedirs would create a bucket."""
-        if isinstance(self._files, LocalFileSystem):
+        if self.is_local:
             self._files.makedirs(path, exist_ok=True)
 
     def _abort_uploads(self) -> None:
@@ -206,10 +216,10 @@ def difference(listed: Mapping[str, int], found: Mapping[str, int]) -> str:
 class UploadFolder:
     """Folder in which a rank writes files for an address: the address itself, or a temporary folder to upload."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, pace: UploadPace | None = None) -> None:
         with storage_errors(uri):
             self._files, self._path = open_storage(uri)
-        self._uri = uri
+        self._uri, self._pace = uri, pace
         self._is_local = isinstance(self._files, LocalFileSystem)
         self.folder = Path(self._path) if self._is_local else Path(tempfile.mkdtemp(prefix="rlhf-checkpoint-"))
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -221,6 +231,16 @@ class UploadFolder:
         try:
             with storage_errors(self._uri):
                 for file in sorted(path for path in self.folder.rglob("*") if path.is_file()):
-                    self._files.put_file(str(file), f"{self._path}/{file.relative_to(self.folder).as_posix()}")
+                    self._send(file, f"{self._path}/{file.relative_to(self.folder).as_posix()}")
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _send(self, file: Path, target: str) -> None:
+        if self._pace is None:
+            self._files.put_file(str(file), target)
+            return
+        block = BLOCK * max(MIN_BLOCKS, -(-file.stat().st_size // (MAX_PARTS * BLOCK)))
+        with file.open("rb") as source, self._files.open(target, "wb", block_size=block) as sink:
+            while part := source.read(SLICE):
+                self._pace.take(len(part))
+                sink.write(part)

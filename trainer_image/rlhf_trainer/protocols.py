@@ -5,7 +5,7 @@ Table 3 follow from how each axis of a layout places a batch: split, broadcast o
 arXiv:2110.15032; torch's DTensor says Shard, Replicate, Partial).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache, partial
@@ -44,8 +44,37 @@ class TransferProtocol:
     """Function (layout) -> tuples of ranks in the order of rows; outputs within a tuple are added up, tuples joined."""
     holders: Callable[[ParallelSizes], frozenset[int]] = lambda _: frozenset()
     """Function (layout) -> ranks with final output for their rows; models in such a rank's process read this output."""
+    takes: PlacementKey = ()
+    """Placement of the input by axis, which is empty for a protocol that has functions only."""
+    gives: PlacementKey = ()
+    """Placement of the output on every axis that the protocol knows; empty like `takes`."""
     by_rank: bool = False
     """Whether the caller gives a batch for each rank; False: `distribute` gives each rank its rows of one batch."""
+
+    def axes(self, layout: ParallelSizes) -> dict[AxisPlacement, tuple[Axis, ...]]:
+        """Return the axes of several ranks by what they do: split or broadcast the input, or hold partial sums."""
+        split = [axis for axis, placement in self.takes if placement is AxisPlacement.SPLIT]
+        addends = [axis for axis, placement in self.gives if placement is AxisPlacement.PARTIAL]
+        copied = [axis for axis, _ in self.gives if axis not in split]
+        found = {AxisPlacement.SPLIT: split, AxisPlacement.BROADCAST: copied, AxisPlacement.PARTIAL: addends}
+        return {key: tuple(axis for axis in axes if layout.size(axis) > 1) for key, axes in found.items()}
+
+    def misfit(self, layout: ParallelSizes, given: Sequence[range], rows: int, *, adds: bool) -> str:
+        """Return in words why a call cannot give these rows of a batch to the ranks; empty if it can.
+
+        adds: whether the call adds fields; then the ranks whose outputs are collected must have each row once.
+        """
+        if self.by_rank and layout.world_size > 1:
+            return f"{self.name} needs a batch for each of {layout.world_size} ranks"
+        if len(given) != layout.world_size:
+            return f"{self.name} gives rows to {len(given)} ranks, but the model has {layout.world_size}"
+        if outside := [part for part in given if part.start < 0 or part.stop > rows]:
+            return f"{self.name} gives rows {outside[0].start} to {outside[0].stop} of a batch of {rows}"
+        parts = [[given[rank] for rank in ranks] for ranks in self.collect(layout)] if adds else []
+        ends, starts = [0, *(part[0].stop for part in parts)], [*(part[0].start for part in parts), rows]
+        if adds and (starts != ends or any(rank != part[0] for part in parts for rank in part)):
+            return f"{self.name} does not give each row once, so it can add no fields"
+        return ""
 
 
 def blocks(rows: int, count: int) -> list[range]:
@@ -98,6 +127,8 @@ def sbp_protocol(name: str, *, takes: AxisPlacements, gives: AxisPlacements) -> 
     """Return the protocol with these placements of input and output; `gives` names all axes of a layout."""
     return TransferProtocol(
         name=name,
+        takes=tuple(takes.items()),
+        gives=tuple(gives.items()),
         distribute=partial(distributed, tuple(takes.items())),
         collect=partial(collected, tuple(gives.items())),
         holders=partial(holders, tuple(gives.items())),

@@ -214,6 +214,10 @@ def _sampling() -> Iterator[Rule]:
         yield Rule(path, Field(path) <= longest, message, {"longest": longest})
     measured = MAKES_DATA | Field("checkpoint.keepBest").is_given.implies(Field("evaluation.everySteps").is_given)
     yield Rule("checkpoint.keepBest", measured, "is {value}, but evaluation.everySteps is missing")
+    storage = Field("checkpoint.storage").or_else("")
+    is_uploaded = storage.starts_with("s3:") | storage.starts_with("gs:")
+    message = "is {value}, but only checkpoints in s3:// or gs:// are uploaded"
+    yield Rule("checkpoint.uploadMBps", Field("checkpoint.uploadMBps").is_given.implies(is_uploaded), message)
     by_turn = algorithm(sums_over_rows)
     by_value = Field("algorithm.rewards.truncated") == "Value"
     plain = (Field("algorithm.rewards.normalization") == "None") & ~Field("algorithm.rewards.clip").is_given & ~by_value

@@ -302,6 +302,10 @@ class Checkpoint(Spec):
     """
     storage: StorageUri | None = None
     """Storage of checkpoints. Schemes: s3, gs, pvc://claim or, not on a cluster, file; unset means the run folder."""
+    upload_m_bps: float | None = Field(None, gt=0)
+    """Megabytes per second that a node uploads to s3 or gs beside steps; unset: a twentieth of its slowest measured
+    link to another node of the pool, or all if there is none.
+    """
 
     @property
     def kept(self) -> int:

@@ -5,8 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trainer.errors import NumericsError
-from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
+from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL, THREE_D_PROTO, AxisPlacement, sbp_protocol
 from rlhf_trainer.types import Batch, Fields, register
+
+WIDTH = 16
+ADDENDS = sbp_protocol(
+    "ADDENDS", takes={"data": AxisPlacement.SPLIT}, gives={"data": AxisPlacement.SPLIT, "tensor": AxisPlacement.PARTIAL}
+)
 
 
 class Source:
@@ -85,3 +90,23 @@ class NearSink(Sink):
     @register(DP_PROTO, reads=("double",))
     def read_double(self, batch: Batch) -> list[int]:
         return [int(value) for value in batch["double"]]
+
+
+class Wide:
+    """A model of any layout, with tokens of a known type and width."""
+
+    @register(THREE_D_PROTO, adds=("tokens",))
+    def make(self, batch: Batch) -> Fields:
+        return {"tokens": batch.rows[:, None].repeat(1, WIDTH)}
+
+    @register(ADDENDS, adds=("tokens",))
+    def make_addends(self, batch: Batch) -> Fields:
+        return self.make(batch)
+
+    @register(THREE_D_PROTO, reads=("tokens",), adds=("scores",))
+    def score(self, batch: Batch) -> Fields:
+        return {"scores": batch["tokens"].float().sum(1)}
+
+    @register(THREE_D_PROTO, reads=("scores",))
+    def read(self, batch: Batch) -> list[float]:
+        return [float(value) for value in batch["scores"]]

@@ -13,18 +13,22 @@ import pytest
 import ray
 import torch
 
+from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_planning.graph_text import text_of
 from rlhf_trainer.controller.batch import BatchFuture, PayloadMeter, tensor_bytes
 from rlhf_trainer.controller.call_log import CallLog
+from rlhf_trainer.controller.graph import ShapeFuture, Tracer
 from rlhf_trainer.controller.message import get
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, NumericsError, TrainerError, user_error
+from rlhf_trainer.fields import Width
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.telemetry import CONTROLLER, TRANSFER
 from rlhf_trainer.training.distributed import start
 from tests.patience import PATIENCE_SECONDS
-from tests.trainer.controller.probe_workers import NearSink, Sink, Source
+from tests.trainer.controller.probe_workers import WIDTH, NearSink, Sink, Source, Wide
 
 DEADLINE = float(PATIENCE_SECONDS)
 
@@ -229,6 +233,37 @@ def test_a_signal_is_heard_while_ranks_work(models: Models, tmp_path: Path) -> N
         file.touch()
     assert isinstance(user_error(raised.value), Stopped)
     models.log.drain(deadline=DEADLINE)
+
+
+ROWS = 6
+
+
+def test_ranks_read_the_bytes_that_the_graph_prints(models: Models) -> None:
+    """Rows, or addends, of two tensor ranks go to one rank of the other pool, and its scores to both."""
+    specs = {
+        "left": WorkerSpec(Wide, {}, ParallelSizes(data=1, tensor=2)),
+        "right": WorkerSpec(Wide, {}, ParallelSizes(data=1)),
+    }
+    tracer = Tracer(rows=ROWS, widths={Width.ONE: 1, Width.TEXT: WIDTH})
+    drawn, real = dict[str, Any](), dict[str, Any]()
+    for group in models.groups:
+        spec = specs[group.name]
+        drawn[group.name] = tracer.model(group.name, spec, group.name, spec.layout or group.layout)
+        real[group.name] = group.build({"wide": spec})["wide"]
+        group.wait_until_built()
+    models.log.drain(deadline=DEADLINE)
+    for parts, blank in ((drawn, ShapeFuture()), (real, BatchFuture(step=1, size=ROWS))):
+        for made in (parts["left"].make(blank), parts["left"].make_addends(blank)):
+            parts["left"].read(parts["right"].score(made))
+    graph, reports = tracer.graph(), iter(models.log.drain(deadline=DEADLINE))
+    for call in graph.calls:
+        ranks = 2 if call.pool == "left" else 1
+        measured = sum(next(reports).sums.get("bytes/transfer", 0) for _ in range(ranks))
+        assert measured == sum(edge.bytes for edge in graph.edges if edge.consumer == call.number)
+    spreads = ["S(0)/1", "S(0)/1, B*2 tensor", "S(0)/1, P+2 tensor", "S(0)/1, B*2 tensor"]
+    printed = [line.split("  ")[1:] for line in text_of(graph, title="").splitlines() if " -> " in line]
+    expected = [[spread, f"{edge.bytes:,}"] for spread, edge in zip(spreads, graph.edges, strict=True)]
+    assert [[cell.strip() for cell in cells if cell][:2] for cells in printed] == expected
 
 
 @pytest.mark.usefixtures("own_ray")

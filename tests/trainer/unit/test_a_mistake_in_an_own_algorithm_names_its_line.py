@@ -38,7 +38,7 @@ SPEC = {
     "models": {"actor": {"uri": "hf://a"}, "reward": {"uri": "hf://r"}},
     "data": {"train": {"uri": "hf://x"}, "maxPromptTokens": 4, "maxResponseTokens": 4},
     "training": {"totalSteps": 1, "promptBatchSize": 2},
-    "resources": {"slotsPerNode": 1, "device": "CPU"},
+    "resources": {"slotsPerNode": 2, "device": "CPU"},
 }
 
 
@@ -78,6 +78,24 @@ def step(call: str, *, reward: str = "Reward[B]", workers: str = "") -> str:
     return STEP.replace("CALL", call).replace("REWARD", reward).replace("WORKERS", workers)
 
 
+WIRED = """
+from rlhf_trainer.protocols import TransferProtocol
+everything = lambda layout, rows: [range(rows)] * ROWS_OF
+class Wired:
+    def __init__(self, job): ...
+    @register(PROTOCOL, reads=("tokens",), ADDS)
+    def look(self, batch): ...
+"""
+
+
+def wired(protocol: str, adds: str = "", *, parts: str = "layout.world_size") -> str:
+    """A step with a worker whose method has this protocol."""
+    worker = WIRED.replace("PROTOCOL", protocol).replace("ADDS", adds).replace("ROWS_OF", parts)
+    called = step("helper.look(batch)", workers="'helper': Wired")
+    return worker + called.replace("advantage: Advantage", "helper, advantage: Advantage")
+
+
+OWN = 'TransferProtocol(name="MINE", distribute=everything, collect=lambda layout: [(0,)])'
 IN_THE_STEP = {  # name: (source, sentence with words of a line in brackets, words of the line that it ends with)
     "an unknown method": (step("actor.fly(batch)"), "actor has no method fly; ", "actor.fly"),
     "a method that is nearly right": (
@@ -115,6 +133,26 @@ IN_THE_STEP = {  # name: (source, sentence with words of a line in brackets, wor
         step("pass", reward="object"),
         "the step's reward has no worker and no protocol, such as Actor[B]; there are Actor, ",
         "@staticmethod",
+    ),
+    "rows that come twice": (
+        wired("rlhf.ONE_TO_ALL", 'adds=("mine",)'),
+        "helper.look [@register]: ONE_TO_ALL does not give each row once, so it can add no fields",
+        "helper.look",
+    ),
+    "a batch for all ranks by a protocol of single ranks": (
+        wired("rlhf.ALL_TO_ALL"),
+        "helper.look [@register]: ALL_TO_ALL needs a batch for each of 2 ranks",
+        "helper.look",
+    ),
+    "a protocol for fewer ranks": (
+        wired(OWN, parts="1"),
+        "helper.look [@register]: MINE gives rows to 1 ranks, but the model has 2",
+        "helper.look",
+    ),
+    "rows that are not there": (
+        wired(OWN.replace("everything", "lambda layout, rows: [range(rows + 1)] * 2")),
+        "helper.look [@register]: MINE gives rows 0 to 3 of a batch of 2",
+        "helper.look",
     ),
     "a value that it waits for": (
         step("actor.compute_loss(batch).result()"),

@@ -109,7 +109,8 @@ SHARDED = WorkerSpec(Sharded, {})
 
 
 @pytest.mark.parametrize(
-    ("made_by", "typed_as", "copies"), [("make", "S(0)/2 B*2", 2), ("make_addends", "S(0)/2 B*2 P+2", 4)]
+    ("made_by", "typed_as", "copies"),
+    [("make", "S(0)/2 data, B*2 pipeline", 2), ("make_addends", "S(0)/2 data, B*2 pipeline, P+2 tensor", 4)],
 )
 def test_an_edge_between_layouts_is_typed_and_counted(made_by: str, typed_as: str, copies: int) -> None:
     """Actor (1,2,3) -> critic (2,1,2): two blocks, each for both stages; addends of two tensor ranks come twice."""
@@ -120,6 +121,9 @@ def test_an_edge_between_layouts_is_typed_and_counted(made_by: str, typed_as: st
     (edge,) = tracer.graph().edges
     assert edge.spread == typed_as
     assert tracer.graph().bytes == copies * 6 * ROW
+    assert [line.split()[-2:] for line in text_of(tracer.graph(), title="").splitlines() if "0 -> 1" in line] == [
+        [f"{copies * 6 * ROW:,}", "tokens"]
+    ]
 
 
 def test_a_step_that_looks_at_a_value_has_no_static_graph() -> None:

@@ -178,21 +178,10 @@ def _given(
         return [(one, range(one.size)) for one in batches]
     if not isinstance(batch, BatchFuture):
         raise ValueError(f"{name}: {protocol.name} takes one batch and distributes it itself")
-    given = [(batch, rows) for rows in protocol.distribute(layout, batch.size)]
-    _require_each_row_once(transfer, layout, given, name=name)
-    return given
-
-
-def _require_each_row_once(
-    transfer: Transfer, layout: ParallelSizes, given: Sequence[tuple[BatchFuture, range]], *, name: str
-) -> None:
-    if not transfer.adds:
-        return
-    parts = [[given[rank][1] for rank in ranks] for ranks in transfer.protocol.collect(layout)]
-    stops = [part[0].stop for part in parts]
-    is_whole = [0, *stops] == [*(part[0].start for part in parts), given[0][0].size]
-    if not is_whole or any(rows != part[0] for part in parts for rows in part):
-        raise ValueError(f"{name}: {transfer.protocol.name} does not give each row once, so it can add no fields")
+    given = protocol.distribute(layout, batch.size)
+    if misfit := protocol.misfit(layout, given, batch.size, adds=bool(transfer.adds)):
+        raise ValueError(f"{name}: {misfit}")
+    return [(batch, rows) for rows in given]
 
 
 class Streams:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NoReturn
@@ -13,6 +13,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_planning.step_graph import Call, Edge, FieldTransfer, Graph
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, UNDECLARED, FieldType, Widths
+from rlhf_trainer.protocols import AxisPlacement
 from rlhf_trainer.types import Transfer, prefixed
 
 
@@ -24,6 +25,8 @@ class Origin:
     type: FieldType
     producer: int
     summed: int
+    """Number of ranks that hold addends of the field, which lie along `summed_axes`."""
+    summed_axes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -90,22 +93,28 @@ class Tracer:
         batch: ShapeFuture | None = None,
         **arguments: object,
     ) -> ShapeFuture | NoValue:
-        """Record a call; KeyError, with the line of a user's method, if it reads a field that no call has added."""
-        number, fields = len(self._calls), batch.fields if batch else {}
+        """Record a call; errors have the line of a user's method.
+
+        KeyError if the call reads a field that no call has added; ValueError if its protocol does not fit its layout.
+        """
+        number, fields, protocol = len(self._calls), batch.fields if batch else {}, transfer.protocol
         if missing := [key for key in transfer.reads if key not in fields]:
             held = ", ".join(fields) or "nothing"
             raise KeyError(f"{name}{own_place(method)} reads {', '.join(missing)}; the batch holds {held}")
-        edges = self._edges_to(number, fields, transfer, layout)
+        given = protocol.distribute(layout, self._rows)
+        if batch and (misfit := protocol.misfit(layout, given, self._rows, adds=bool(transfer.adds))):
+            raise ValueError(f"{name}{own_place(method)}: {misfit}")
+        edges = self._edges_to(number, fields, transfer, layout, given)
         before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(pool, -1)]
-        summed = max(map(len, transfer.protocol.collect(layout)), default=1)
-        added = {key: Origin(key, FIELDS.get(key, UNDECLARED), number, summed) for key in transfer.adds or ()}
+        summed = max(map(len, protocol.collect(layout)), default=1), tuple(protocol.axes(layout)[AxisPlacement.PARTIAL])
+        added = {key: Origin(key, FIELDS.get(key, UNDECLARED), number, *summed) for key in transfer.adds or ()}
         call = Call(
             number=number,
             name=name,
             arguments=arguments,
             phase=transfer.phase,
             pool=pool,
-            protocol=transfer.protocol.name,
+            protocol=protocol.name,
             level=1 + max(before),
             adds={key: self._rows * each.type.row_bytes(self._widths) for key, each in added.items()},
             row_by_row=transfer.row_by_row,
@@ -119,20 +128,34 @@ class Tracer:
         return replace(batch, fields={**fields, **added})
 
     def _edges_to(
-        self, consumer: int, fields: Mapping[str, Origin], transfer: Transfer, layout: ParallelSizes
+        self,
+        consumer: int,
+        fields: Mapping[str, Origin],
+        transfer: Transfer,
+        layout: ParallelSizes,
+        given: Sequence[range],
     ) -> list[Edge]:
-        shares = transfer.protocol.distribute(layout, self._rows)
-        split, fetched = len({(share.start, share.stop) for share in shares}), sum(map(len, shares))
+        split, fetched = len({(share.start, share.stop) for share in given}), sum(map(len, given))
+        axes = transfer.protocol.axes(layout)
         by_producer: dict[int, dict[str, Origin]] = {}
         for key in transfer.fields_read(fields):
             by_producer.setdefault(fields[key].producer, {})[key] = fields[key]
         edges = []
         for producer, read in sorted(by_producer.items()):
             summed = max(origin.summed for origin in read.values())
+            summed_axes = next(iter(read.values())).summed_axes  # one call has added all of them
             moved = tuple(
                 FieldTransfer(name=key, added_as=each.name, bytes=fetched * each.type.row_bytes(self._widths) * summed)
                 for key, each in read.items()
             )
-            ends, copies = {"producer": producer, "consumer": consumer}, fetched // self._rows
-            edges.append(Edge(**ends, fields=moved, split=split, broadcast=copies, summed=summed))
+            edge = Edge(
+                producer=producer,
+                consumer=consumer,
+                fields=moved,
+                split=split,
+                broadcast=fetched // self._rows,
+                summed=summed,
+                axes=(tuple(axes[AxisPlacement.SPLIT]), tuple(axes[AxisPlacement.BROADCAST]), summed_axes),
+            )
+            edges.append(edge)
         return edges

@@ -1,6 +1,7 @@
 """Checkpoints of a job: when they are written, by which workers, and how a job is restored."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from rlhf_trainer.run.job_run import Checkpoints, State
 from rlhf_trainer.run.step_models import Handle
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
+from rlhf_trainer.upload_pace import SHARE
 from rlhf_trainer.workers.data import DataShape
 
 
@@ -43,6 +45,17 @@ class KeptCheckpoints(Checkpoints):
         self._best: tuple[int, float] | None = None
         """(step, value) of the best evaluation so far, by the measure `checkpoint.keepBest`."""
         self._begun_at = time.monotonic()
+        self._bytes_per_second = 0.0
+
+    def set_pace(self, network: float) -> None:
+        """Limit uploads beside steps; network: bytes per second of the slowest link between machines, or inf."""
+        given = self._settings.upload_m_bps
+        pace = given * 1e6 if given else network * SHARE
+        if self._store.is_local or math.isinf(pace):
+            return
+        self._bytes_per_second = pace
+        why = "checkpoint.uploadMBps" if given else "a twentieth of its slowest link to another"
+        self._folder.event(f"a node uploads checkpoints with {pace / 1e6:.3g} MB/s beside steps: {why}")
 
     def restore(self) -> State | None:
         if not self._resumed:
@@ -74,8 +87,9 @@ class KeptCheckpoints(Checkpoints):
     def end_step(self, step: int, state: Callable[[], State]) -> None:
         every = self._settings.every_steps
         is_old = time.monotonic() - self._begun_at > 60 * self._settings.every_minutes
-        self._finish()
-        if is_old or (every is not None and step % every == 0):
+        is_due = is_old or (every is not None and step % every == 0)
+        self._finish(waits=is_due or not self._bytes_per_second)
+        if is_due:
             self._begin(step, state, copies=True)
 
     def after_record(
@@ -127,10 +141,12 @@ class KeptCheckpoints(Checkpoints):
 
     def _begin(self, step: int, state: Callable[[], State], *, copies: bool) -> None:
         """Have the workers begin a checkpoint; copies: of their state, so that the next step can train meanwhile."""
+        self._finish()
         self._folder.require_ours()
         self._begun_at, self._begun_step = time.monotonic(), step
         uri = self._store.begin(step)
-        calls = [model.begin_checkpoint(uri=uri, copies=copies) for model in self._trained]
+        options = {"copies": copies, "bytes_per_second": self._bytes_per_second if copies else 0.0}
+        calls = [model.begin_checkpoint(uri=uri, **options) for model in self._trained]
         counters = {role: model.counters() for role, model in self._counting.items()}
         for call in calls:
             call.result()
@@ -138,12 +154,14 @@ class KeptCheckpoints(Checkpoints):
         data = {"rows": self._data.rows, "digests": self._data.digests}
         self._under_way = uri, {"step": step, **data, **state(), "counters": counted}
 
-    def _finish(self) -> None:
+    def _finish(self, *, waits: bool = True) -> None:
+        """Complete the checkpoint that is under way; waits: also if ranks still upload it."""
         if not self._under_way:
             return
         uri, state = self._under_way
-        for call in [model.end_checkpoint() for model in self._trained]:
-            call.result()
+        ended = [call.result() for call in [model.end_checkpoint(waits=waits) for model in self._trained]]
+        if not (waits or all(map(all, ended))):
+            return
         self._folder.require_ours()
         texts = {
             STATE: json.dumps({**state, "best": self._best and [*self._best, self._settings.keep_best]}) + "\n",

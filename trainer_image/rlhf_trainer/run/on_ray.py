@@ -1,6 +1,7 @@
 """Runs a job on Ray: starts the workers of `worker_specs` on their pools, connects the models and takes the steps."""
 
 import gc
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -36,7 +37,7 @@ from rlhf_trainer.run_folder.commands import STACKS
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, with_written_data
 from rlhf_trainer.telemetry import CONTROLLER, ENDPOINTS, Report
 from rlhf_trainer.training import compression
-from rlhf_trainer.training.link_probe import look_at_links
+from rlhf_trainer.training.link_probe import look_at_links, slowest_network
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.retokenized import with_prompts
 
@@ -82,6 +83,7 @@ def run_on_ray(
             checkpoints = KeptCheckpoints(
                 job, folder, runtime.models, trained, data=shape, stop=context.stop, resumed=checkpoint
             )
+            checkpoints.set_pace(runtime.network)
             summary = run_job(
                 running,
                 runtime,
@@ -118,6 +120,8 @@ class RayRuntime:
         """Models that the algorithm's step takes, by parameter."""
         self.links: dict[str, float] = {}
         """Seconds of the slowest rank of each trained model, by model and name (`link_probe`)."""
+        self.network = math.inf
+        """Bytes per second of the slowest link between machines; inf if no pool of a trained model has two."""
         self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
         self._columns, self._retokenized = columns, retokenized
         self._log = CallLog(keeps=job.spec.rollout.max_staleness)
@@ -197,7 +201,9 @@ class RayRuntime:
         self.models = connected(job, self._handles, rollout_pool, scorers=scorers, streams=self._log.streams)
         self.step_models = step_models_of(job, self.models)
         for role in job.trained():
-            seconds, slow = look_at_links(self.models[role].probe_links().result(), device=placed.device)
+            speeds = self.models[role].probe_links().result()
+            seconds, slow = look_at_links(speeds, device=placed.device)
+            self.network = min(self.network, slowest_network(speeds, device=placed.device))
             self.links |= {f"{role}/{name}": slowest for name, slowest in seconds.items()}
             for each in slow:
                 warn(f"{role}: {each}")

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median_low
 
 import torch
@@ -106,6 +107,14 @@ def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[dict[str,
             if _is_slow(taken, usual, device)
         ]
     return slowest, found
+
+
+def slowest_network(ranks: Sequence[Speeds], *, device: Device) -> float:
+    """Return the bytes per second of the slowest link between two machines; inf if the ranks share one machine."""
+    machines = {each.rank: each.where for each in ranks}
+    links = [link for each in ranks for link in each.links.values() if machines[link[0]] != each.where]
+    sent = BYTES["cuda" if device == "GPU" else "cpu"]
+    return min((sent / taken for _, taken in links), default=inf)
 
 
 def _is_slow(taken: float, usual: float, device: Device) -> bool:

@@ -198,6 +198,7 @@ class TrainerState:
         def finish() -> None:
             if copies:
                 write()
+                pieces.clear()  # an upload may take many steps
             then()
 
         if copies:
@@ -206,11 +207,12 @@ class TrainerState:
             write()
         self._saving = self._writer.submit(finish)
 
-    def end_save(self) -> None:
-        """Wait until the last save is written; raises its error."""
-        if self._saving:
+    def end_save(self, *, waits: bool = True) -> bool:
+        """Return whether the last save is written, and raise its error; waits: until it is."""
+        if self._saving and (waits or self._saving.done()):
             self._saving.result()
             self._saving = None
+        return self._saving is None
 
     def load(self, uri: str) -> None:
         """Read this rank's shards from below an address; EnvironmentProblem if they cannot be read."""

@@ -36,6 +36,7 @@ from rlhf_trainer.training.saving import CONFIG_FOLDER, disk_errors, save_config
 from rlhf_trainer.training.sharding import ShardedModel, shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import PARENTS, Batch, Fields, register
+from rlhf_trainer.upload_pace import UploadPace
 
 TEXT_FIELDS = ("tokens", "attention_mask", "response_mask")
 """Fields of a text: token ids of prompt and response, mask of the real tokens, mask of the response's tokens."""
@@ -213,6 +214,7 @@ class TrainedModel:
         self.setting = setting
         self.trainer = trainer
         self.tokenizer = setting.tokenizer()
+        self._pace: UploadPace | None = None
 
     @register(ONE_TO_ALL)
     def probe_links(self) -> Speeds:
@@ -226,9 +228,13 @@ class TrainedModel:
             save_model(self.trainer.model, self.tokenizer, Path(folder))
 
     @register(ONE_TO_ALL, phase="checkpoint")
-    def begin_checkpoint(self, *, uri: str, copies: bool) -> None:
-        """Begin to save weights, optimizer moments, random state below `uri`; copies: see `TrainerState.begin_save`."""
-        upload_folder = UploadFolder(f"{uri}/{self.setting.role}")
+    def begin_checkpoint(self, *, uri: str, copies: bool, bytes_per_second: float = 0.0) -> None:
+        """Begin to save weights, optimizer moments, random state below `uri`; copies: see `TrainerState.begin_save`.
+
+        bytes_per_second: of all uploads of this node; 0: no limit.
+        """
+        self._pace = UploadPace(bytes_per_second) if bytes_per_second else None
+        upload_folder = UploadFolder(f"{uri}/{self.setting.role}", self._pace)
         if dist.get_rank() == 0:
             with disk_errors("the checkpoint", upload_folder.folder):
                 folder, adapter = upload_folder.folder / CONFIG_FOLDER, self.trainer.model.adapter
@@ -239,9 +245,11 @@ class TrainedModel:
             self.trainer.state.begin_save(upload_folder.folder, then=upload_folder.upload, copies=copies)
 
     @register(ONE_TO_ALL)
-    def end_checkpoint(self) -> None:
-        """Wait until the checkpoint that was begun last is written."""
-        self.trainer.state.end_save()
+    def end_checkpoint(self, *, waits: bool = True) -> bool:
+        """Return whether the checkpoint that was begun last is written; waits: end it as fast as it goes."""
+        if waits and self._pace:
+            self._pace.lift()
+        return self.trainer.state.end_save(waits=waits)
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:

@@ -1,0 +1,36 @@
+"""Pace of checkpoint uploads: one token bucket for all processes of a node, so that steps keep the network."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+SHARE = 1 / 20
+"""Share of a link that uploads take: what a step sends beside them takes at most 1.053 times as long."""
+BUCKET = Path(tempfile.gettempdir()) / f"rlhf-uploads-{os.getuid()}"
+"""File that a process locks while it waits for its tokens; all jobs of a user on a node share it."""
+
+
+class UploadPace:
+    """Token bucket from which each part of an upload is taken before it is sent."""
+
+    def __init__(
+        self, bytes_per_second: float, bucket: Path = BUCKET, wait: Callable[[float], object] | None = None
+    ) -> None:
+        """bytes_per_second: of all processes with this bucket. wait: lets so many seconds pass, until `lift`."""
+        self._rate, self._bucket, self._lifted = bytes_per_second, bucket, Event()
+        self._wait = wait or self._lifted.wait
+
+    def take(self, size: int) -> None:
+        """Wait until `size` bytes have come into the bucket, one process after the other."""
+        if self._lifted.is_set():
+            return
+        with self._bucket.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._wait(size / self._rate)
+
+    def lift(self) -> None:
+        """Send the rest as fast as it goes: a step, or the end of the run, waits for it."""
+        self._lifted.set()
