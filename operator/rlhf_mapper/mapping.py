@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal, Self
 
+from rlhf_api.job import Job
 from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 
@@ -112,6 +113,8 @@ class Prediction:
     prompt_source: str = ""
     works_ahead: bool = False
     """Whether the responses of a later step are generated during preparation and training."""
+    fuses_updates: bool = False
+    """Whether the updates of actor and critic run as one schedule of a pipeline."""
 
     def peak(self, models: Sequence[Role], stage: Stage) -> dict[str, float]:
         """Bytes of a GPU by part at the fullest moment of a stage, in a pool where `models` take turns."""
@@ -163,6 +166,12 @@ class DeviceMapping:
     rejected: tuple[Rejected, ...] = ()
     """Best placements that lost against this mapping, best first."""
 
+    def fuses_updates(self, job: Job) -> bool:
+        """Whether the job's updates of actor and critic run as one schedule of a pipeline."""
+        if self.prediction:
+            return self.prediction.fuses_updates
+        return job.may_fuse_updates and share_stages(self.pools, self.sizes)
+
     def described(self, pool: MappedPool) -> str:
         """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with the sizes of models that are cut."""
         zones = f" in zones {pool.where}" if pool.zones else ""
@@ -178,6 +187,14 @@ class DeviceMapping:
         size = self.sizes["rollout"]
         engines = replace(size, data=pools[name].size // (size.pipeline * size.tensor))
         return replace(self, pools=tuple(pools.values()), sizes={**self.sizes, "rollout": engines})
+
+
+def share_stages(pools: Sequence[MappedPool], sizes: Mapping[Role, ParallelSizes]) -> bool:
+    """Whether actor and critic have the same pipeline stages, of the same sizes, in one pool."""
+    if not any({"actor", "critic"} <= set(pool.models) for pool in pools):
+        return False
+    actor, critic = (replace(sizes[role], generation_pipeline=0, generation_tensor=0) for role in ("actor", "critic"))
+    return actor == critic and actor.pipeline > 1
 
 
 def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
