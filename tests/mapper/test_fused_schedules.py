@@ -4,7 +4,11 @@ from itertools import pairwise, product
 
 import pytest
 
+from rlhf_mapper.auto_map import auto_map
+from rlhf_mapper.mapping import DeviceMapping
 from rlhf_mapper.simulate.fused import PipelineUpdate, Schedule, fused_schedule, least_seconds, one_after_the_other
+from rlhf_planning.schedule_text import schedule_lines
+from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 
 def pair(first: int, second: int, *, share: float = 1.0, reverses: bool = True) -> tuple[PipelineUpdate, ...]:
@@ -52,3 +56,41 @@ def test_any_two_updates_are_faster_than_one_after_the_other(stages: int) -> Non
         assert schedule.seconds < one_after_the_other(stages, updates)
         worst = max(worst, schedule.seconds / least_seconds(stages, updates))
     assert 1 <= worst < 1.6
+
+
+def planned(fuse: str, **training: int) -> DeviceMapping:
+    """The plan of PPO with actor and critic of 7B on two stages, on H100 in nodes of eight."""
+    stages = {"parallelism": {"pipeline": 2}}
+    pool = {"name": "all", "models": ["actor", "critic", "reference", "reward"], "slotsPerNode": 8}
+    job = job_of(
+        "PPO",
+        {"actor": stages, "critic": stages},
+        training={"miniBatchSize": 32, "microBatchTokens": 2048, **training, "fuseUpdates": fuse},
+        data={"maxPromptTokens": 256, "maxResponseTokens": 256},
+        placement={"mode": "Manual", "pools": [pool]},
+    )
+    found = auto_map(job, cluster_of(("h100-80g", 1, 8)), shapes_of(job), device="GPU")
+    assert isinstance(found, DeviceMapping)
+    return found
+
+
+def test_a_plan_has_the_fused_update_its_memory_and_a_picture() -> None:
+    fused, alone = (planned(each).prediction for each in ("Auto", "Never"))
+    assert fused
+    assert alone
+    assert fused.fused_updates
+    updates, saved = fused.fused_updates, 2 * (fused.fused_updates.alone.seconds - fused.fused_updates.schedule.seconds)
+    assert alone.phases["update"] - fused.phases["update"] == pytest.approx(saved)
+    assert alone.step_seconds - fused.step_seconds == pytest.approx(saved)
+    held = [sum(each.peak(("actor", "critic"), "training").values()) for each in (fused, alone)]
+    assert held[0] > held[1], "activations of both models at once"
+    both = (updates.actor, updates.critic)
+    assert updates.alone.seconds == pytest.approx(one_after_the_other(updates.stages, both))
+    lines = list(schedule_lines(updates, columns=80))
+    assert lines[2].strip().startswith("rank 1  ··"), "the second stage waits for the first"
+    assert lines[5].strip().startswith("rank 1  CC"), "but not if it holds the first stage of the critic"
+
+
+def test_steps_of_one_update_are_not_fused() -> None:
+    one_update = planned("Auto", miniBatchSize=64)
+    assert (one_update.prediction and one_update.prediction.fused_updates) is None

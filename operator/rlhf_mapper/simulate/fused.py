@@ -5,7 +5,7 @@ While a rank would wait for one model, it computes micro-batches of another.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 
@@ -34,6 +34,10 @@ class Pass:
     micro_batch: int
     start: float
     end: float
+
+    def of(self, model: int, *, after: float) -> "Pass":
+        """Return this pass as one of another model, `after` seconds later."""
+        return replace(self, model=model, start=self.start + after, end=self.end + after)
 
 
 @dataclass(frozen=True)
@@ -111,3 +115,28 @@ def least_seconds(stages: int, updates: Sequence[PipelineUpdate]) -> float:
 def one_after_the_other(stages: int, updates: Sequence[PipelineUpdate]) -> float:
     """Return the seconds of the updates without fusion, each by 1F1B."""
     return sum((each.micro_batches + stages - 1) * (each.forward + each.backward) for each in updates)
+
+
+@dataclass(frozen=True)
+class FusedUpdates:
+    """One optimizer step of actor and critic, whose passes are one schedule."""
+
+    stages: int
+    actor: PipelineUpdate
+    critic: PipelineUpdate
+
+    @property
+    def schedule(self) -> Schedule:
+        return fused_schedule(self.stages, (self.actor, self.critic))
+
+    @property
+    def alone(self) -> Schedule:
+        """Schedule of both updates one after the other, each by 1F1B."""
+        first = fused_schedule(self.stages, (self.actor,))
+        second = fused_schedule(self.stages, (replace(self.critic, reverses=False),))
+        return Schedule(
+            tuple(
+                (*passes, *(each.of(1, after=first.seconds) for each in others))
+                for passes, others in zip(first.ranks, second.ranks, strict=True)
+            )
+        )
