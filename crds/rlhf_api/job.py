@@ -206,6 +206,17 @@ class Job(Spec):
         has_own = "critic" in algorithm.workers
         return isinstance(algorithm, ActorCritic) and self.updates_per_step == 1 and not has_own
 
+    @property
+    def may_fuse_updates(self) -> bool:
+        """Whether the updates of actor and critic may run as one, if both have the same stages of a pipeline.
+
+        In steps of one update the critic's values come from that update, and the actor waits for them.
+        """
+        models, algorithm = self.models(), self.spec.algorithm
+        can_wait = isinstance(algorithm, ActorCritic) and not algorithm.is_own and not self.values_by_update
+        is_asked = can_wait and self.spec.training.fuse_updates == "Auto"
+        return is_asked and models["actor"].offload == models["critic"].offload == "None"
+
     def total_steps_for(self, rows: int) -> int:
         """Return the job's number of steps for `rows` data rows; a batch may span epochs, the last one may be short."""
         training = self.spec.training

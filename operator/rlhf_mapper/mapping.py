@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal, Self
 
+from rlhf_api.job import Job
 from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_mapper.simulate.fused import FusedUpdates
 
 Device = Literal["CPU", "GPU"]
 Stage = Literal["generation", "preparation", "training"]
@@ -15,6 +17,8 @@ STAGES: tuple[Stage, ...] = ("generation", "preparation", "training")
 Phase = Literal["generation", "reshard", "scoring", "update"]
 PHASES: tuple[Phase, ...] = ("reshard", "generation", "scoring", "update")
 """Phases of a step that a run measures as the metrics time/<phase>."""
+FUSED: tuple[Role, Role] = ("actor", "critic")
+"""Models whose updates may run as one schedule of a pipeline."""
 PLACED_WITH: Mapping[Role, Role] = {"cost_critic": "critic"}
 """Models that are always placed in the pool of another model: model -> that other model."""
 STAGE_OF: Mapping[Phase, Stage] = {
@@ -114,14 +118,19 @@ class Prediction:
     prompt_source: str = ""
     works_ahead: bool = False
     """Whether the responses of a later step are generated during preparation and training."""
+    fused_updates: FusedUpdates | None = None
+    """Optimizer step of actor and critic, if their updates run as one."""
 
     def peak(self, models: Sequence[Role], stage: Stage) -> dict[str, float]:
         """Bytes of a GPU by part at the fullest moment of a stage, in a pool where `models` take turns."""
         moments: list[dict[str, float]] = []
+        fused = FUSED if self.fused_updates and stage == "training" else ()
         for role in models:
-            moment = dict(self.models[role].memory.get(stage, {}))
-            for other in set(models) - {role}:
-                for part, size in self.models[other].resident(stage).items():
+            moment: dict[str, float] = {}
+            for other in models:
+                works = other == role or {role, other} <= set(fused)
+                held = self.models[other].memory.get(stage, {}) if works else self.models[other].resident(stage)
+                for part, size in held.items():
                     moment[part] = moment.get(part, 0.0) + size
             moments.append(moment)
         return max(moments, key=lambda moment: sum(moment.values()))
@@ -165,6 +174,12 @@ class DeviceMapping:
     rejected: tuple[Rejected, ...] = ()
     """Best placements that lost against this mapping, best first."""
 
+    def fuses_updates(self, job: Job) -> bool:
+        """Whether the job's updates of actor and critic run as one schedule of a pipeline."""
+        if self.prediction:
+            return self.prediction.fused_updates is not None
+        return job.may_fuse_updates and share_stages(self.pools, self.sizes)
+
     def described(self, pool: MappedPool) -> str:
         """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with the sizes of models that are cut."""
         zones = f" in zones {pool.where}" if pool.zones else ""
@@ -180,6 +195,14 @@ class DeviceMapping:
         size = self.sizes["rollout"]
         engines = replace(size, data=pools[name].size // (size.pipeline * size.tensor))
         return replace(self, pools=tuple(pools.values()), sizes={**self.sizes, "rollout": engines})
+
+
+def share_stages(pools: Sequence[MappedPool], sizes: Mapping[Role, ParallelSizes]) -> bool:
+    """Whether actor and critic have the same pipeline stages, of the same sizes, in one pool."""
+    if not any(set(FUSED) <= set(pool.models) for pool in pools):
+        return False
+    actor, critic = (replace(sizes[role], generation_pipeline=0, generation_tensor=0) for role in FUSED)
+    return actor == critic and actor.pipeline > 1
 
 
 def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Prediction of a mapping, model by model, and the reasons why other placements are slower."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,13 +9,26 @@ from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import ErrorKind, Software
+from rlhf_mapper.fused_updates import with_fused_updates
 from rlhf_mapper.hardware import Gpu
 from rlhf_mapper.kernels import nearest
-from rlhf_mapper.mapping import STAGE_OF, STAGES, MappedPool, ModelPrediction, Phase, Prediction, Rejected, Stage
+from rlhf_mapper.mapping import (
+    FUSED,
+    STAGE_OF,
+    STAGES,
+    MappedPool,
+    ModelPrediction,
+    Phase,
+    Prediction,
+    Rejected,
+    Stage,
+    share_stages,
+)
 from rlhf_mapper.pools import PoolCosts, StateChoice, offload_seconds
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.tables import Found
-from rlhf_mapper.simulate import generation, memory
+from rlhf_mapper.simulate import generation, memory, training
+from rlhf_mapper.simulate.fused import FusedUpdates, PipelineUpdate
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
 from rlhf_mapper.workload import Workload
@@ -40,10 +53,12 @@ class Cut:
 
     sizes: ParallelSizes
     predicted: ModelPrediction
-    generator_share: float = 0.0
+    generator_share: float
     """Share of a GPU's memory for the generator's weights and cache."""
-    pinned: float = 0.0
+    pinned: float
     """Bytes of host memory for a GPU's states of all models of the pool."""
+    update: PipelineUpdate
+    """Passes of one optimizer step, through each pipeline stage."""
 
 
 def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> dict[Role, Cut]:
@@ -65,7 +80,7 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
     limits = {setting.nodes.gpu.name: setting.nodes.gpu.memory for setting in costs.settings}
     shared = costs.settings[0]
     low, high = shared.software.errors[error_kind((each.model for each in costs.requests.values()), shared.load)]
-    return Prediction(
+    prediction = Prediction(
         step_seconds=found.seconds,
         low=found.seconds * low,
         high=found.seconds * high,
@@ -84,6 +99,13 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         prompt_source=shared.load.prompt.source,
         works_ahead=shared.load.works_ahead,
     )
+    if shared.load.may_fuse_updates and share_stages(pools, {role: cut.sizes for role, cut in cuts.items()}):
+        actor, critic = (cuts[role] for role in FUSED)
+        updates = FusedUpdates(actor.sizes.pipeline, actor.update, replace(critic.update, reverses=True))
+        fused = with_fused_updates(prediction, updates, pools, shared.load)
+        fits = all(sum(fused.peak(pool.models, "training").values()) <= fused.memory_limit[pool.name] for pool in pools)
+        return fused if fits and all(fused.models[role].offload == "None" for role in FUSED) else prediction
+    return prediction
 
 
 def error_kind(models: Iterable[Architecture], load: Workload) -> ErrorKind:
@@ -215,7 +237,19 @@ def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: St
         seconds={phase: value for phase, value in seconds.items() if value},
         memory=parts,
     )
-    return Cut(sizes, predicted, sum(generator.values()) / setting.nodes.gpu.memory, float(choice.pinned[size]))
+    share = sum(generator.values()) / setting.nodes.gpu.memory
+    return Cut(sizes, predicted, share, float(choice.pinned[size]), _update(strategies, sizes, predicted))
+
+
+def _update(strategies: Strategies, sizes: ParallelSizes, predicted: ModelPrediction) -> PipelineUpdate:
+    """Return the passes of an update; a backward pass takes two thirds of a micro-batch's seconds."""
+    work, setting = replace(strategies.request.work, recomputes=predicted.recomputes), strategies.setting
+    if not work.trained:
+        return PipelineUpdate(micro_batches=0)
+    rows = strategies.rows(np.array([float(predicted.micro_batch)]), work.trained_together)
+    count, one, _ = training.micro_batches(strategies.passes, work, setting.load, _layouts(sizes), rows)
+    third = float(one[0]) * setting.correction.of("update") / 3
+    return PipelineUpdate(micro_batches=round(float(count[0])), forward=third, backward=2 * third)
 
 
 def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[int, ParallelSizes, dict[Phase, float]]:

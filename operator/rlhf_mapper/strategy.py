@@ -253,11 +253,16 @@ class Strategies:
         self, simulate: training.Simulator, layouts: Layouts, work: Work, together: int, phase: Phase
     ) -> Numbers:
         """Return the seconds by `simulate` with each micro-batch of `_sizes`: [G sizes, C cuts, K pool sizes]."""
-        load, longest = self.setting.load, self.setting.load.most_tokens
-        budgets = np.maximum(self._sizes * longest, min(longest, self.request.micro_batch_tokens))
-        rows = np.array(load.rows_within(budgets.tolist(), together))
-        seconds = simulate(self.passes, work, load, layouts, rows[:, None, None]) + 0 * rows[:, None, None]
+        rows = self.rows(self._sizes, together)
+        seconds = simulate(self.passes, work, self.setting.load, layouts, rows[:, None, None])
+        seconds = seconds + 0 * rows[:, None, None]
         return np.where(self.fits, seconds, np.inf) * self.setting.correction.of(phase)
+
+    def rows(self, sizes: NDArray[Any], together: int) -> Numbers:
+        """Return the sequences in micro-batches with room for `sizes` longest ones; `together` share a prompt."""
+        longest = self.setting.load.most_tokens
+        budgets = np.maximum(sizes * longest, min(longest, self.request.micro_batch_tokens))
+        return np.array(self.setting.load.rows_within(budgets.tolist(), together))
 
     @cached_property
     def best(self) -> Indices:

@@ -170,6 +170,8 @@ class Workload:
     """Whether the responses of later steps are generated while a step trains."""
     streams: bool = False
     """Whether models of other pools score the first responses while the longest are generated."""
+    may_fuse_updates: bool = False
+    """Whether the updates of actor and critic may run as one (`Job.may_fuse_updates`)."""
     pool_divides: tuple[int, ...] = ()
     """Batch sizes in sequences that each pool's number of slots must divide; empty: uneven shares are allowed."""
 
@@ -223,6 +225,7 @@ def workload_of(job: Job, *, responses: Sequence[float] = (), prompts: Sequence[
         most_response_tokens=data.max_response_tokens,
         works_ahead=job.spec.rollout.max_staleness > 0 and not job.generates_elsewhere,
         streams=job.spec.rollout.stream,
+        may_fuse_updates=job.may_fuse_updates,
         work={role: _work(job, role) for role in job.placed_roles()},
         pool_divides=tuple(number for number in divided if number),
     )

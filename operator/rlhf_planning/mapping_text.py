@@ -28,6 +28,7 @@ from rlhf_mapper.mapping import (
     Stage,
 )
 from rlhf_mapper.prediction import differ
+from rlhf_planning.schedule_text import schedule_lines
 from rlhf_planning.timeline import chart_of, interval_text, legend_of, plain, seconds_text, timeline_of
 
 PARTS = {
@@ -252,6 +253,10 @@ def _times(console: Console, mapping: DeviceMapping, prediction: Prediction, pri
     _print_head(console, f"timeline: stages are barriers, pools overlap within one{timeline.ahead}")
     _print_table(console, chart_of(timeline, columns=console.width - 2))
     console.print(Text("  ") + legend_of(timeline))
+    if updates := prediction.fused_updates:
+        _print_head(console, "one update of actor and critic (training.fuseUpdates)")
+        for each in schedule_lines(updates, columns=console.width):
+            console.print(Text(each))
 
 
 def _listed(seconds: Mapping[Any, float], order: Iterable[str]) -> str:

@@ -261,6 +261,7 @@ RIGHT: dict[str, Case] = {
         "PPO", ("data.pretrain={uri: hf://x}", "algorithm.pretrainCoefficient=1", "data.minResponseTokens=2")
     ),
     "mini-batches": Case("PPO", ("training.miniBatchSize=4", "training.updateEpochs=2")),
+    "updates that are not fused": Case("PPO", ("training.fuseUpdates=Never",)),
     "mini-batches of whole pairs": Case("OnlineDPO", ("training.miniBatchSize=8",)),
     "the defaults of sampling, written": Case("SFT", ("rollout={samplesPerPrompt: 1, topK: -1, temperature: 1}",)),
     "no functions for SFT": Case("SFT", ("evaluation={data: {uri: hf://x}, functions: []}",)),
@@ -885,6 +886,7 @@ WRONG: dict[str, Case] = {
     "SFT without rows": Case("SFT", ("training.batchSize=",), "spec.training.batchSize"),
     "one response with a label": Case("KTO", ("training.batchSize=1",), "spec.training.batchSize"),
     "mini-batches for SFT": Case("SFT", ("training.miniBatchSize=8",), "spec.training.miniBatchSize"),
+    "fused updates without a critic": Case("GRPO", ("training.fuseUpdates=Never",), "spec.training.fuseUpdates"),
     "update epochs for SFT": Case("SFT", ("training.updateEpochs=2",), "spec.training.updateEpochs"),
     "sampling for a reward model": Case("RewardModel", ("rollout.temperature=0.5",), "spec.rollout"),
     "shards of generation for DPO": Case("DPO", ("rollout.tensorParallel=1",), "spec.rollout"),

@@ -49,7 +49,7 @@ class Case:
     """Whether the reward is a model; False: a rule, which holds nothing."""
     rank: int = 0
     """The one whose bytes are counted; coordinates: see ParallelSizes."""
-    layout: Mapping[str, int] = field(default_factory=dict)
+    layout: Mapping[str, Any] = field(default_factory=dict)
     """`models.*.parallelism`, the same for every model; empty: all by data (FSDP)."""
     tensor_generation: int = 1
     """`rollout.tensorParallel`."""

@@ -20,7 +20,7 @@ from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
 from rlhf_api.spec.algorithm_table import ALGORITHMS
-from rlhf_api.spec.algorithms import Algorithm, Distilling, PolicyGradient, Writing
+from rlhf_api.spec.algorithms import ActorCritic, Algorithm, Distilling, PolicyGradient, Writing
 from rlhf_api.spec.job_spec import JobSpec, Training
 from rlhf_api.spec.rollout import Rollout
 
@@ -166,6 +166,9 @@ def _batches() -> Iterator[Rule]:
         given = Field(f"training.{size}").is_given
         yield Rule(f"training.{size}", used.implies(given), "is missing, {name} needs it")
         yield Rule(f"training.{size}", given.implies(used), f"is not for {{name}}; use {other}")
+    fused = Field("training.fuseUpdates") == Training.model_fields["fuse_updates"].default
+    with_critic = algorithm(lambda each: issubclass(each, ActorCritic))
+    yield Rule("training.fuseUpdates", fused | with_critic, "is {value}, but {name} has no critic to update")
     several = algorithm(lambda each: each.data == "labelled_completions").implies(Field("training.batchSize") >= 2)
     yield Rule("training.batchSize", several, "is {value}; {name} reads other rows' responses, expected at least 2")
     mini, sequences = Field("training.miniBatchSize"), Field("training.promptBatchSize") * SAMPLES

@@ -255,6 +255,11 @@ class Training(Spec):
     """
     share_prompts: bool = True
     """Compute a prefix that texts of a micro-batch have in common once, in scoring and training."""
+    fuse_updates: Literal["Auto", "Never"] = "Auto"
+    """Run the updates of actor and critic as one, where both have the same pipeline stages in one pool: while a rank
+    would wait for one model, it computes micro-batches of the other. Auto: in steps of several updates, if the memory
+    suffices.
+    """
     max_skipped_updates: Whole = 3
     """Largest number of consecutive updates of a model that may be skipped because a value is not finite."""
     router_aux_loss: float | None = Field(None, ge=0)

@@ -36,6 +36,8 @@ class ParallelSizes:
     """Pipeline stages in generation (p_g); 0 stands for those in training (p)."""
     generation_tensor: int = 0
     """Tensor-parallel shards in generation (t_g); 0 stands for those in training (t)."""
+    reverses_stages: bool = False
+    """Whether the last rank of a pipeline holds the first stage, as a critic's whose updates are fused."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "generation_pipeline", self.generation_pipeline or self.pipeline)
@@ -91,6 +93,7 @@ class ParallelSizes:
     def coordinates(self, rank: int) -> dict[Axis, int]:
         """Return axis -> coordinate of a rank; the first 4 together are unique, as is data with the last 3."""
         tensor, stage = rank % self.tensor, rank // self.tensor % self.pipeline
+        stage = self.pipeline - 1 - stage if self.reverses_stages else stage
         outer, context = divmod(rank // (self.tensor * self.pipeline), self.context)
         stages, shards = self._micro()
         return {

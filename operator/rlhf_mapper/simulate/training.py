@@ -26,6 +26,17 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     """Return the seconds of all updates of a model in a step; micro_batch: most sequences of a micro-batch."""
     if not work.trained:
         return np.zeros_like(layouts.gpus)
+    count, one, backward = micro_batches(passes, work, load, layouts, micro_batch)
+    filled = (count + layouts.p - 1) * one
+    update = filled + _synchronised(passes, work, layouts, backward) + _optimizer(passes, work, layouts)
+    update = update + _between_replicas(passes, work, layouts)
+    return work.updates * (update + passes.software.efficiency.update_seconds)
+
+
+def micro_batches(
+    passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return (micro-batches of an update, seconds of one in a stage, seconds of its backward pass alone)."""
     count, size = _packed(np.ceil(work.trained / work.updates / layouts.d), micro_batch, layouts)
     tokens = _computed_tokens(load, size, work.trained_together)
     forwards = 1.0 + bool(work.recomputes)
@@ -37,11 +48,7 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     compute = forwards * layers + head + backward  # the head is never recomputed
     exchanges = _exchanges(passes, layouts, own) * (forwards + 1)
     one = np.maximum(compute, _gathered_and_scattered(passes, work, layouts)) + exchanges
-    one = one + 2 * passes.between_stages(layouts, own)
-    filled = (count + layouts.p - 1) * one
-    update = filled + _synchronised(passes, work, layouts, backward) + _optimizer(passes, work, layouts)
-    update = update + _between_replicas(passes, work, layouts)
-    return work.updates * (update + passes.software.efficiency.update_seconds)
+    return count, one + 2 * passes.between_stages(layouts, own), backward
 
 
 def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:

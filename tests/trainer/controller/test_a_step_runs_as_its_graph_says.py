@@ -86,7 +86,13 @@ def placed_at(job: Job, pool_of: Mapping[str, str]) -> DeviceMapping:
         )
         for name, slots in SLOTS.items()
     )
-    by_data = {"pipeline": 1, "tensor": 1, "replicas": 1, "generation_pipeline": 1, "generation_tensor": 1}
+    by_data: dict[str, Any] = {
+        "pipeline": 1,
+        "tensor": 1,
+        "replicas": 1,
+        "generation_pipeline": 1,
+        "generation_tensor": 1,
+    }
     sizes = {role: ParallelSizes(data=pool.size, **by_data) for pool in pools for role in pool.models}
     return DeviceMapping(device="CPU", pools=pools, sizes=sizes)
 

@@ -50,7 +50,7 @@ FAST: dict[Layout, str] = {
 
 def sizes_of(layout: Layout) -> ParallelSizes:
     """The sizes on eight ranks; ValueError if they do not divide them."""
-    sizes: dict[str, int] = dict(zip(AXES, layout, strict=True))
+    sizes: dict[str, Any] = dict(zip(AXES, layout, strict=True))
     found = ParallelSizes(data=RANKS // (sizes["pipeline"] * sizes["tensor"] * sizes["context"]), **sizes)
     assert found.world_size == RANKS
     assert found.expert_shards

@@ -48,7 +48,7 @@ class Declared:
 def marks_of(role: str, worker_class: type, algorithm: type) -> dict[str, Transfer]:
     """The marks of a worker; those of a critic follow from its role, and of an advantage from its parameters."""
     if worker_class is CriticWorker:
-        return transfers_of(worker_class, {"setting": SimpleNamespace(role=role)})
+        return transfers_of(worker_class, {"setting": SimpleNamespace(role=role, fuses_updates=False)})
     if worker_class is not AdvantageWorker:
         return transfers_of(worker_class)
     assert issubclass(algorithm, PolicyGradient)

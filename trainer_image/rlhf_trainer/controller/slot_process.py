@@ -264,6 +264,8 @@ class SlotProcess:
                 positional = [self._batch(request, given)]
         if request.in_groups:
             arguments["outlet"] = self._outlet(request.number)
+        if transfer.beside:
+            arguments[transfer.beside] = self._workers[transfer.beside]
         run = getattr(self._workers[request.role], request.method)
         timed = recorder.span(transfer.phase, request.name) if transfer.phase else nullcontext()
         with timed, recorder.counting(request.counts):

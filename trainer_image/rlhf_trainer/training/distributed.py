@@ -225,6 +225,22 @@ class ModelMesh:
         """Process group of this rank's pipeline, one rank for each stage; KeyError without pipeline parallelism."""
         return self._mesh[PIPELINE].get_group()
 
+    @cached_property
+    def gradient_group(self) -> dist.ProcessGroup:
+        """Process group in which a fused schedule sends gradients back, as NCCL runs all sends of a group in one queue.
+
+        A collective of the pool when it is first read. Gloo needs no second group.
+        """
+        if dist.get_backend() == "gloo":
+            return self.pipeline_group
+        ranks = torch.arange(self.layout.world_size).view(self._mesh.shape)
+        return _mesh(ranks, self._mesh.mesh_dim_names or ())[PIPELINE].get_group()
+
+    def rank_of_stage(self, stage: int) -> int:
+        """Return the rank that holds a stage of this rank's pipeline."""
+        ranks = (stage - self.coordinate("pipeline")) * self.layout.tensor
+        return dist.get_rank() + (-ranks if self.layout.reverses_stages else ranks)
+
     @property
     def is_first_stage(self) -> bool:
         return self.coordinate("pipeline") == 0
@@ -232,6 +248,11 @@ class ModelMesh:
     @property
     def is_last_stage(self) -> bool:
         return self.coordinate("pipeline") == self.layout.pipeline - 1
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether this rank's measurements of an update count, among those of the ranks with the same rows."""
+        return self.is_last_stage and self.coordinate("tensor") == self.coordinate("context") == 0
 
     @property
     def data_group(self) -> dist.ProcessGroup:

@@ -85,8 +85,7 @@ def run_stage(
     """
     backward = before_backward is not None
     tokens = [micro.given.tokens for micro in micros]
-    shape = 1, tokens[0].shape[1] // mesh.layout.tensor, inner(model).config.hidden_size
-    hidden = torch.empty(shape, dtype=dtype, requires_grad=backward)
+    hidden = torch.empty(hidden_shape(model, mesh, micros), dtype=dtype, requires_grad=backward)
     part = StageModule(model, micros, compute if mesh.is_last_stage else None, before_backward)
     if before_backward:
         before_backward(len(micros) == 1)
@@ -99,6 +98,10 @@ def run_stage(
         output_args=(hidden.new_empty(()) if mesh.is_last_stage else hidden,),
         group=mesh.pipeline_group,
     )
+    ranks = map(mesh.rank_of_stage, range(mesh.layout.pipeline))  # torch assumes that rank s holds stage s
+    stage.stage_index_to_group_rank = {
+        s: dist.get_group_rank(mesh.pipeline_group, rank) for s, rank in enumerate(ranks)
+    }
     kind = Schedule1F1B if backward else ScheduleGPipe
     schedule = kind(stage, len(micros), loss_fn=lambda loss, _: loss, scale_grads=False)
     results: list[Tensor] = []
@@ -110,6 +113,11 @@ def run_stage(
         return_outputs=False,
     )
     return results
+
+
+def hidden_shape(model: nn.Module, mesh: ModelMesh, micros: Sequence[MicroBatch]) -> tuple[int, int, int]:
+    """Return the shape [1, N / t, H] of the hidden states that a stage sends to the next one for each micro-batch."""
+    return 1, micros[0].given.tokens.shape[1] // mesh.layout.tensor, inner(model).config.hidden_size
 
 
 class StageModule(nn.Module):
@@ -149,7 +157,7 @@ def sum_tied_gradients(parameter: nn.Parameter | None, mesh: ModelMesh) -> None:
     sent = mine.to(device_here())
     other = torch.empty_like(sent)
     group = mesh.pipeline_group
-    peer = dist.get_global_rank(group, mesh.layout.pipeline - 1 if mesh.is_first_stage else 0)
+    peer = mesh.rank_of_stage(mesh.layout.pipeline - 1 if mesh.is_first_stage else 0)
     exchange = [dist.P2POp(dist.isend, sent, peer, group), dist.P2POp(dist.irecv, other, peer, group)]
     for work in dist.batch_isend_irecv(exchange):
         work.wait()

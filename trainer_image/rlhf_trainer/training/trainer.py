@@ -18,6 +18,7 @@ from rlhf_trainer.training.balance import ExpertBalance
 from rlhf_trainer.training.batching import Bundles, RowAssignment, RowCosts, micro_batches
 from rlhf_trainer.training.compression import CompressedSteps
 from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.fused_updates import UpdatePasses, Updates, run_alone
 from rlhf_trainer.training.kernels import use_kernels
 from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, TokenBatch
 from rlhf_trainer.training.models import inner, trained_tie
@@ -204,9 +205,13 @@ class Trainer(ModelRunner):
         change the gradient. If the loss or a gradient is not finite, weights and optimizer do not change on any rank;
         NumericsError when that happens more than `max_skipped_updates` times in a row.
         """
+        return run_alone(self.updating(fields, texts_of, loss, step=step))
+
+    def updating(self, fields: Fields, texts_of: TextsFunction, loss: OutputFunction, *, step: int) -> Updates[float]:
+        """As `update`, in parts: yield the passes of the optimizer step, which may run with those of another model."""
         with self.offloader.in_use(moments=True):
             computed = self.assign_rows(fields, texts_of).rows(fields)
-            return self._update(self.split(computed, texts_of, phase="update"), loss, step=step)
+            return (yield from self._updating(self.split(computed, texts_of, phase="update"), loss, step=step))
 
     def update_and_infer(
         self, fields: Fields, texts_of: TextsFunction, loss: LossAndOutput, *, step: int
@@ -223,11 +228,11 @@ class Trainer(ModelRunner):
         computed = assignment.rows(fields)
         with self.offloader.in_use(moments=True):
             micros = self.split(computed, texts_of, phase="update")
-            norm = self._update(micros, loss_alone, step=step)
+            norm = run_alone(self._updating(micros, loss_alone, step=step))
             result = _of_rows(computed, micros, outputs)
         return norm, self._back(result, assignment, fields)
 
-    def _update(self, micros: Sequence[MicroBatch], loss: OutputFunction, *, step: int) -> float:
+    def _updating(self, micros: Sequence[MicroBatch], loss: OutputFunction, *, step: int) -> Updates[float]:
         ranks = self.mesh.layout.data * self.mesh.layout.context
 
         def times_ranks(output: Any, micro: Fields) -> Tensor:
@@ -235,7 +240,7 @@ class Trainer(ModelRunner):
 
         self._balance.begin([micro.given for micro in micros])
         with self._gradients.root_gathered():
-            shares = self._run(micros, times_ranks, self._gradients.before_backward)
+            shares = yield UpdatePasses(self.model, micros, times_ranks, self._gradients.before_backward, self._run)
         self._balance.record()
         read = torch.stack(shares).tolist() if shares else []  # one read for all, as each read waits for the device
         total = self.mesh.from_last_stage(torch.tensor(sum(read) / ranks, dtype=torch.float64))

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +21,12 @@ from rlhf_trainer.ops.rollout_correction import correct_rollout, unit_weights
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import mini_batches
+from rlhf_trainer.training.fused_updates import Updates, run_alone, run_together
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.model_input import TokenBatch
-from rlhf_trainer.types import PARENTS, Batch, Fields, register
+from rlhf_trainer.types import PARENTS, Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_fields, text_of
+from rlhf_trainer.workers.critic import VALUE_FIELDS, CriticWorker
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.generating_actor import GeneratingActor, OldLogProbs
 from rlhf_trainer.workers.teacher import TEACHER_TOKENS
@@ -67,9 +70,28 @@ class ActorWorker(GeneratingActor):
         log_probs, mask = log_probs_by(self.trainer, batch, PRETRAIN_FIELDS), batch["pretrain_response_mask"]
         recorder.mean("loss/pretrain", -masked_sum(log_probs, mask), mask.sum())
 
+    @classmethod
+    def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **arguments: Any) -> Marks:
+        """Declare that `update_actor` also gets the critic and what it learns from, if the updates are fused."""
+        marks = super().change_transfers(marks, setting=setting, **arguments)
+        if not setting.fuses_updates:
+            return marks
+        reads = tuple(dict.fromkeys((*UPDATE_FIELDS, *VALUE_FIELDS)))
+        return {**marks, "update_actor": replace(marks["update_actor"], reads=reads, beside="critic")}
+
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, reads_if_there=FIELDS_IF_THERE, phase="update")
-    def update_actor(self, batch: Batch) -> None:
-        """Make several epochs of updates by the clipped loss and, if set, entropy, KL and pretraining terms."""
+    def update_actor(self, batch: Batch, *, critic: CriticWorker | None = None) -> None:
+        """Make several epochs of updates by the clipped loss and, if set, entropy, KL and pretraining terms.
+
+        critic: the critic of this process if the passes of its updates are fused with those of the actor's.
+        """
+        updates = self._updates(batch)
+        if critic:
+            run_together([(self.trainer.mesh, updates), (critic.trainer.mesh, critic.updates(batch))])
+        else:
+            run_alone(updates)
+
+    def _updates(self, batch: Batch) -> Updates[None]:
         if batch.step < self._first_step:
             return
         training = self.setting.job.spec.training
@@ -83,7 +105,7 @@ class ActorWorker(GeneratingActor):
             batches = mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size)
             for number, chosen in enumerate(batches):
                 fields = {name: field[chosen] for name, field in rows.items()}
-                self._update(fields, step=batch.step, is_first=number == 0)
+                yield from self._update(fields, step=batch.step, is_first=number == 0)
 
     def _must_skip(self, rows: Fields) -> bool:
         """Whether the step makes no update, as generator and trainer are too far apart (`spec.watch.mismatch`)."""
@@ -98,7 +120,7 @@ class ActorWorker(GeneratingActor):
         recorder.add("skipped_updates/mismatch", float(is_counted))
         return is_beyond
 
-    def _update(self, fields: Fields, *, step: int, is_first: bool) -> None:
+    def _update(self, fields: Fields, *, step: int, is_first: bool) -> Updates[None]:
         """Make one optimizer step of the actor on the rows of a mini-batch."""
         normalizer = self.trainer.mesh.sum([self._weight(fields["response_mask"])])[0]
         differences: list[Tensor] = []
@@ -112,7 +134,7 @@ class ActorWorker(GeneratingActor):
 
         term = self._with_pretraining(loss, fields) if self._pretrain else loss
         with self.routing_measured() if is_first and not self.has_scored else nullcontext():
-            norm = self.trainer.update(fields, self._texts_of, term, step=step)
+            norm = yield from self.trainer.updating(fields, self._texts_of, term, step=step)
         recorder.maximum("grad_norm/policy", norm)
         if differences and self.has_scored:
             deviation = float(torch.stack(differences).max())  # only rounding should cause it

@@ -56,6 +56,8 @@ class WorkerSetting:
     """Actor and its folder, if this model scores the responses with another tokenizer than the actor's; else None."""
     layout: ParallelSizes | None = None
     """Layout of the model over the ranks of its pool; None: every rank is a data-parallel one."""
+    fuses_updates: bool = False
+    """Whether the actor's update also makes that of the critic in its process, with fused passes."""
 
     @property
     def path(self) -> str:

@@ -13,8 +13,11 @@ from rlhf_trainer.ops.values import shift_values
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import mini_batches
+from rlhf_trainer.training.fused_updates import Updates, run_alone
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, whole_texts
+
+VALUE_FIELDS = (*TEXT_FIELDS, "values", "token_rewards")
 
 
 class CriticWorker(TrainedModel):
@@ -39,6 +42,8 @@ class CriticWorker(TrainedModel):
         if values_by_update:
             compute = replace(compute, reads=(), adds=(), row_by_row=False)
             update = replace(update, reads=(*TEXT_FIELDS, rewards), adds=(values,))
+        if setting.fuses_updates:
+            update = replace(update, reads=())
         return {**marks, "compute_values": compute, "update_critic": update}
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("values",), phase="scoring", row_by_row=True)
@@ -52,22 +57,29 @@ class CriticWorker(TrainedModel):
         texts = {name: batch[name] for name in TEXT_FIELDS}
         return {self._values: self.trainer.infer(texts, whole_texts, lambda output, _: shift_values(output))}
 
-    @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, "values", "token_rewards"), adds=(), phase="update")
+    @register(THREE_D_PROTO, reads=VALUE_FIELDS, adds=(), phase="update")
     def update_critic(self, batch: Batch) -> Fields:
         """Make several epochs of mini-batch updates by the clipped value loss.
 
         Returns the values [B, T] before the updates if `compute_values` gave none. Rows without a trained response have
-        the values 0.
+        the values 0. If the updates are fused, `update_actor` makes them (`updates`).
         """
+        if self.setting.fuses_updates:
+            return {}
+        values = run_alone(self.updates(batch))
+        return {self._values: values} if self._values_by_update else {}
+
+    def updates(self, batch: Batch) -> Updates[Tensor]:
+        """Make the updates of `update_critic`; return the values [B, T] before them."""
         training = self.setting.job.spec.training
         trained = (batch["response_mask"] > 0).any(1)
         values = torch.zeros_like(batch["response_mask"])
         with self.trainer.offloader.in_use(moments=True):
             for chosen in mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size):
-                values[chosen] = self._update(batch, chosen)
-        return {self._values: values} if self._values_by_update else {}
+                values[chosen] = yield from self._update(batch, chosen)
+        return values
 
-    def _update(self, batch: Batch, chosen: Tensor) -> Tensor:
+    def _update(self, batch: Batch, chosen: Tensor) -> Updates[Tensor]:
         """Make one optimizer step on the rows `chosen`; return their values [rows, T] before the step's updates."""
         names = [name for name in (*TEXT_FIELDS, self._values, self._rewards) if name in batch.fields]
         fields = {name: batch[name][chosen] for name in names}
@@ -83,7 +95,9 @@ class CriticWorker(TrainedModel):
             return share, old
 
         if self._values in fields:
-            norm = self.trainer.update(fields, whole_texts, lambda *given: loss(*given)[0], step=batch.step)
+            norm = yield from self.trainer.updating(
+                fields, whole_texts, lambda *given: loss(*given)[0], step=batch.step
+            )
             before = fields[self._values]
         else:
             norm, before = self.trainer.update_and_infer(fields, whole_texts, loss, step=batch.step)
