@@ -34,6 +34,7 @@ SERVICE_URL = (
 )
 OBJECTIVE = r"^(throughput|lowest-cost|fewest-gpus=[0-9]{1,9}(\.[0-9]{1,9})?)$"
 STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]|pvc://[a-z0-9]).*$"
+STORE_URI = r"^(file:///|s3://[^/]|gs://[^/]).*$"
 PROJECT = r"^[^/\\#?%:]+$"
 
 CHAT_TEMPLATE, PROMPT_TEMPLATE = "^(Auto|Never|(file|package)://.+)$", r"\{\{"
@@ -84,6 +85,7 @@ Uri = Annotated[str, Field(pattern=URI, max_length=1024), ONE_PACKAGE, WITHIN_IT
 TemplateUri = Annotated[str, Field(pattern=CHAT_TEMPLATE, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, ABSOLUTE]
 Jinja = Annotated[str, Field(pattern=PROMPT_TEMPLATE, max_length=16384)]
 StorageUri = Annotated[str, Field(pattern=STORAGE_URI, max_length=1024), WITHIN_ITSELF]
+StoreUri = Annotated[str, Field(pattern=STORE_URI, max_length=1024), WITHIN_ITSELF]
 
 
 class Spec(BaseModel):

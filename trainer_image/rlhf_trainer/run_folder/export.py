@@ -1,7 +1,8 @@
-"""Export of a checkpoint's model as a Hugging Face directory."""
+"""Export of a model, of a checkpoint or a weight store, as a Hugging Face directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedConfig
@@ -9,15 +10,29 @@ from transformers import PreTrainedConfig
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec.job_spec import Model
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
+from rlhf_trainer.hybrid_engine.weight_store import WeightReader
 from rlhf_trainer.run_folder.folder import JOB_FILE, reading
 from rlhf_trainer.storage import open_storage, storage_errors
-from rlhf_trainer.stored_tensors import TensorSource
+from rlhf_trainer.stored_tensors import HeldTensor, TensorSource
 from rlhf_trainer.training.adapters import CONFIG as ADAPTER_CONFIG
 from rlhf_trainer.training.adapters import adapter_of, merged_weights, write_adapter
 from rlhf_trainer.training.loading import as_stored
-from rlhf_trainer.training.models import Adapter
 from rlhf_trainer.training.saving import CONFIG_FOLDER, atomic_folder, saved_weights, write_weights
+
+
+class Trained(NamedTuple):
+    """A trained model: of a checkpoint, or of a version in a weight store."""
+
+    uri: str
+    """Address, for messages."""
+    folder: str
+    """Address of the folder with config and tokenizer."""
+    model: Model
+    """Model of the manifest."""
+    weights: Mapping[str, TensorSource]
+    """Tensors of the model, or of its adapter, by name."""
 
 
 def export(uri: str, folder: Path, *, merges: bool | None) -> None:
@@ -27,20 +42,36 @@ def export(uri: str, folder: Path, *, merges: bool | None) -> None:
     SpecError for an address that is no whole checkpoint, for `merges` True without an adapter, and for a folder that
     is not empty.
     """
-    checkpoint = _whole_checkpoint(uri)
+    trained = _of_checkpoint(uri)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError([Problem(str(folder), "is not an empty folder")])
+    write_trained(trained, folder, merges=merges)
+
+
+def held_by(reader: WeightReader) -> Trained:
+    """Return the actor of the version that a reader of a weight store holds."""
+    weights = {name: HeldTensor(tensor) for name, tensor in reader.weights.items()}
+    return Trained(reader.uri, f"{reader.full}/{CONFIG_FOLDER}", reader.job.models()["actor"], weights)
+
+
+def _of_checkpoint(uri: str) -> Trained:
+    checkpoint = _whole_checkpoint(uri)
     role = checkpoint.state()["model"]
     if role is None:
         raise SpecError([Problem(uri, "is of a job that trains no model")])
     saved = f"{checkpoint.uri}/{role}"
-    weights: Mapping[str, TensorSource] = saved_weights(saved)
-    adapter: Adapter | None = None
     with reading(checkpoint.uri):
-        source = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role]
-        if source.lora is not None:
-            text = checkpoint.text(f"{role}/{CONFIG_FOLDER}/{ADAPTER_CONFIG}")
-            adapter = adapter_of(text, trust_remote_code=source.trust_remote_code)
+        model = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role]
+    return Trained(uri, f"{saved}/{CONFIG_FOLDER}", model, saved_weights(saved))
+
+
+def write_trained(trained: Trained, folder: Path, *, merges: bool | None) -> None:
+    """Write a trained model as a Hugging Face directory in place of `folder`; merges: as for `export`."""
+    uri, stored, model, weights = trained
+    with storage_errors(uri):
+        files, path = open_storage(stored)
+        text = files.cat_file(f"{path}/{ADAPTER_CONFIG}").decode() if model.lora else ""
+    adapter = adapter_of(text, trust_remote_code=model.trust_remote_code) if text else None
     if merges and not adapter:
         raise SpecError([Problem(uri, "is of a job without an adapter, so there is nothing to merge")])
     with atomic_folder(folder.resolve()) as unfinished:
@@ -48,8 +79,7 @@ def export(uri: str, folder: Path, *, merges: bool | None) -> None:
             write_adapter(adapter, weights, unfinished)
             return
         with storage_errors(uri):
-            files, path = open_storage(saved)
-            files.get(f"{path}/{CONFIG_FOLDER}/", f"{unfinished}/", recursive=True)
+            files.get(f"{path}/", f"{unfinished}/", recursive=True)
         (unfinished / ADAPTER_CONFIG).unlink(missing_ok=True)
         config = PreTrainedConfig.from_dict(PreTrainedConfig.get_config_dict(unfinished)[0])
         weights = merged_weights(adapter, weights) if adapter else weights

@@ -1,0 +1,91 @@
+"""What a rank publishes when the store fails or is slow, and an adapter, which readers add to its base model."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.hybrid_engine import weight_store
+from rlhf_trainer.hybrid_engine.weight_store import WeightPublisher, WeightReader
+from rlhf_trainer.run_folder.export import held_by, write_trained
+from rlhf_trainer.stored_tensors import write_piece
+from rlhf_trainer.telemetry import Report, recorder
+from rlhf_trainer.training.adapters import write_adapter_config
+from rlhf_trainer.training.loading import load_tokenizer
+from rlhf_trainer.training.models import inner
+from rlhf_trainer.training.saving import save_config_and_tokenizer, save_model
+from tests.trainer.jobs import job
+from tests.trainer.ranks import run_kept_ranks
+from tests.trainer.tiny import divisible_config, save_tiny
+from tests.trainer.training.test_an_adapter_is_trained_beside_frozen_weights import train, trainer_of
+
+
+def publish(folder: str, output: str) -> list[Report]:
+    """Four versions of an adapter: the store is no folder, is one, is busy for the third, and is free again."""
+    trainer, store = trainer_of(folder, ParallelSizes(data=1)), Path(output) / "store"
+    tokenizer = load_tokenizer(folder, trust_remote_code=False, revision=None)
+    models: dict[str, Any] = {role: {"uri": f"file://{folder}"} for role in ("actor", "reference", "reward")}
+    models["actor"] |= {"lora": {"rank": 4}, "optimizer": {}}
+    data = {"train": {"uri": "hf://x"}, "maxPromptTokens": 4, "maxResponseTokens": 4}
+    spec: dict[str, Any] = {
+        "algorithm": {"name": "REINFORCEPP"},
+        "models": models,
+        "data": data,
+        "training": {"totalSteps": 1, "promptBatchSize": 1},
+        "rollout": {"weightStore": f"file://{store}"},
+    }
+
+    def write_config(path: Path) -> None:
+        save_config_and_tokenizer(inner(trainer.model.module), tokenizer, path)
+        assert trainer.model.adapter
+        write_adapter_config(trainer.model.adapter, path)
+
+    one = job(Path(output), "adapted", spec)
+    publisher = WeightPublisher(one, trainer.model, torch.bfloat16, write_config)
+    recorder.drain()
+    reports = []
+
+    def step(version: int, *, waits: bool) -> None:
+        train(trainer, range(version, version + 1))
+        publisher.publish(version, waits=waits)
+        reports.append(recorder.drain())
+
+    store.write_text("no folder")
+    step(1, waits=True)
+    store.unlink()
+    free = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{weight_store.__name__}.write_piece", lambda *given: free.wait() and write_piece(*given))
+        step(2, waits=False)
+        step(3, waits=False)
+        free.set()
+        step(4, waits=True)
+    save_model(trainer.model, tokenizer, Path(output) / "model")
+    return reports
+
+
+def test_a_run_goes_on_without_its_store(tmp_path: Path) -> None:
+    folder, uri = save_tiny(tmp_path / "start", seed=1, config=divisible_config()), f"file://{tmp_path}/store"
+    with pytest.raises(EnvironmentProblem, match=f"{uri}: .* no whole version"):
+        WeightReader(uri).update()
+    reports = run_kept_ranks(1, publish, folder, str(tmp_path))[0]
+    assert [each.sums["weight_store_missed"] for each in reports] == [1, 0, 1, 0]
+    (sentence,) = reports[0].warnings.values()
+    assert sentence.startswith(f"no reader gets version 1 of the weights: {uri}")
+    assert not any(each.warnings for each in reports[1:])
+    assert reports[3].sums["weight_store_bytes/full"] > 0
+    reader = WeightReader(uri)
+    assert reader.update() == ""
+    write_trained(held_by(reader), tmp_path / "exported", merges=None)
+    exported, trained = (load_file(tmp_path / each / "model.safetensors") for each in ("exported", "model"))
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[name], weight) for name, weight in trained.items())
+    assert (
+        sum(file.stat().st_size for file in (tmp_path / "store").rglob("shard-*"))
+        < (tmp_path / "model" / "model.safetensors").stat().st_size
+    )
