@@ -19,25 +19,25 @@ from rlhf_trainer.training.adapters import write_adapter_config
 from rlhf_trainer.training.loading import load_tokenizer
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.saving import save_config_and_tokenizer, save_model
+from rlhf_trainer.training.trainer import Trainer
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import divisible_config, save_tiny
 from tests.trainer.training.test_an_adapter_is_trained_beside_frozen_weights import train, trainer_of
 
 
-def publish(folder: str, output: str) -> list[Report]:
-    """Four versions of an adapter: the store is no folder, is one, is busy for the third, and is free again."""
-    trainer, store = trainer_of(folder, ParallelSizes(data=1)), Path(output) / "store"
+def publisher_of(folder: str, output: Path) -> tuple[Trainer, WeightPublisher]:
+    """A trainer of an adapter, and the end of the store `output/store` on the only rank."""
+    trainer = trainer_of(folder, ParallelSizes(data=1))
     tokenizer = load_tokenizer(folder, trust_remote_code=False, revision=None)
     models: dict[str, Any] = {role: {"uri": f"file://{folder}"} for role in ("actor", "reference", "reward")}
     models["actor"] |= {"lora": {"rank": 4}, "optimizer": {}}
-    data = {"train": {"uri": "hf://x"}, "maxPromptTokens": 4, "maxResponseTokens": 4}
     spec: dict[str, Any] = {
         "algorithm": {"name": "REINFORCEPP"},
         "models": models,
-        "data": data,
+        "data": {"train": {"uri": "hf://x"}, "maxPromptTokens": 4, "maxResponseTokens": 4},
         "training": {"totalSteps": 1, "promptBatchSize": 1},
-        "rollout": {"weightStore": f"file://{store}"},
+        "rollout": {"weightStore": f"file://{output}/store"},
     }
 
     def write_config(path: Path) -> None:
@@ -45,8 +45,12 @@ def publish(folder: str, output: str) -> list[Report]:
         assert trainer.model.adapter
         write_adapter_config(trainer.model.adapter, path)
 
-    one = job(Path(output), "adapted", spec)
-    publisher = WeightPublisher(one, trainer.model, torch.bfloat16, write_config)
+    return trainer, WeightPublisher(job(output, "adapted", spec), trainer.model, torch.float32, write_config)
+
+
+def publish(folder: str, output: str) -> list[Report]:
+    """Four versions of an adapter: the store is no folder, is one, is busy for the third, and is free again."""
+    (trainer, publisher), store = publisher_of(folder, Path(output)), Path(output) / "store"
     recorder.drain()
     reports = []
 
@@ -60,11 +64,17 @@ def publish(folder: str, output: str) -> list[Report]:
     store.unlink()
     free = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{weight_store.__name__}.write_piece", lambda *given: free.wait() and write_piece(*given))
+
+        def write_late(*given: Any) -> None:
+            free.wait()
+            write_piece(*given)
+
+        patch.setattr(weight_store, "write_piece", write_late)
         step(2, waits=False)
         step(3, waits=False)
         free.set()
         step(4, waits=True)
+    tokenizer = load_tokenizer(folder, trust_remote_code=False, revision=None)
     save_model(trainer.model, tokenizer, Path(output) / "model")
     return reports
 

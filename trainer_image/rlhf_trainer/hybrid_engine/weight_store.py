@@ -1,10 +1,8 @@
 """Versions of an actor's weights in a folder or object store, for any number of readers (DCT, arXiv 2010.08899).
 
-A version is a folder that COMPLETE ends, like a checkpoint, so no reader takes an unfinished one. Its files:
-
-    shard-0.safetensors   pieces of rank 0: tensors in a full version, else messages of `delta` against the base version
-    huggingface/          config and tokenizer, in a full version
-    state.json            id, id of the base version, checksums of each file and of its weights; the job's manifest
+A version is a folder that COMPLETE ends, like a checkpoint, so no reader takes an unfinished one. A file holds the
+pieces of a rank: tensors in a full version, which has config and tokenizer, too. In others it holds messages of `delta`
+against the base version. `state.json` has the ids of both, the checksums of each file and of its weights, and the job.
 """
 
 import json
