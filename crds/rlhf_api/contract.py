@@ -85,7 +85,6 @@ Uri = Annotated[str, Field(pattern=URI, max_length=1024), ONE_PACKAGE, WITHIN_IT
 TemplateUri = Annotated[str, Field(pattern=CHAT_TEMPLATE, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, ABSOLUTE]
 Jinja = Annotated[str, Field(pattern=PROMPT_TEMPLATE, max_length=16384)]
 StorageUri = Annotated[str, Field(pattern=STORAGE_URI, max_length=1024), WITHIN_ITSELF]
-StoreUri = Annotated[str, Field(pattern=STORE_URI, max_length=1024), WITHIN_ITSELF]
 
 
 class Spec(BaseModel):

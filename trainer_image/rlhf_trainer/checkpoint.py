@@ -42,7 +42,7 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """Name of the checkpoint's folder, such as `step-000010`."""
-        return self.uri.rpartition("/")[2]
+        return f"{PREFIX}{self.step:06d}"
 
     @property
     def is_whole(self) -> bool:
@@ -70,12 +70,9 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints below one address, a folder or an `s3://` or `gs://` URL."""
 
-    def __init__(self, uri: str, *, prefix: str = PREFIX) -> None:
-        """Open the storage; EnvironmentProblem if the package for this kind of address is missing.
-
-        prefix: of the folders' names; other folders are neither listed nor deleted.
-        """
-        self.uri, self._prefix = uri.rstrip("/"), prefix
+    def __init__(self, uri: str) -> None:
+        """Open the storage; EnvironmentProblem if the package for this kind of address is missing."""
+        self.uri = uri.rstrip("/")
         with storage_errors(self.uri):
             self._files, self._path = open_storage(self.uri)
 
@@ -93,9 +90,8 @@ class CheckpointStore:
                 return []
             entries = self._files.ls(self._path, detail=True)
             names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory"]
-            ends = {name: name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)}
-            steps = {name: int(end) for name, end in ends.items() if end.isdigit()}
-            return [self._inspect(name) for name in sorted(steps, key=steps.__getitem__)]
+            steps = [name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX).isdigit()]
+            return [self._inspect(name) for name in sorted(steps, key=lambda name: int(name.removeprefix(PREFIX)))]
 
     def newest(self) -> Checkpoint | None:
         """Return the newest whole checkpoint; None if there is none."""
@@ -103,17 +99,12 @@ class CheckpointStore:
 
     def begin(self, step: int) -> str:
         """Make an empty folder for a step's checkpoint; returns its address. No other checkpoint may be under way."""
-        uri = self.address(step)
-        name = uri.rpartition("/")[2]
+        name = f"{PREFIX}{step:06d}"
         with storage_errors(self.uri):
             self._abort_uploads()
             self._remove(name)
             self._make_folder(f"{self._path}/{name}")
-        return uri
-
-    def address(self, step: int) -> str:
-        """Return the address of a step's checkpoint, whether there is one or not."""
-        return f"{self.uri}/{self._prefix}{step:06d}"
+        return f"{self.uri}/{name}"
 
     def complete(self, uri: str, texts: Mapping[str, str]) -> Checkpoint:
         """Add the controller's files (name -> text) and, last, COMPLETE; the ranks have written their files before."""
@@ -139,7 +130,7 @@ class CheckpointStore:
                     self._remove(checkpoint.name)
 
     def clear(self, *, but: int | None = None) -> None:
-        """Delete every checkpoint below the address, whole or not; but: a step whose checkpoint is kept."""
+        """Delete every checkpoint below the address, whole or not, except the one of the step `but`."""
         for checkpoint in self.all():
             with storage_errors(self.uri):
                 if checkpoint.step != but:
@@ -184,7 +175,7 @@ class CheckpointStore:
         if self._files.exists(f"{folder}/{COMPLETE}"):
             problem, saved_at = verify_marker(self._files.cat_file(f"{folder}/{COMPLETE}"), sizes)
         return Checkpoint(
-            step=int(name.removeprefix(self._prefix)),
+            step=int(name.removeprefix(PREFIX)),
             uri=f"{self.uri}/{name}",
             problem=problem,
             bytes=sum(sizes.values()),

@@ -6,21 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_api.contract import (
-    ENTRYPOINT,
-    MAX_INTEGER,
-    WHOLE,
-    Count,
-    Identifier,
-    Listed,
-    Spec,
-    StoreUri,
-    Text,
-    Uri,
-    Whole,
-)
+from rlhf_api.contract import ENTRYPOINT, MAX_INTEGER, WHOLE, Count, Identifier, Listed, Spec, Text, Uri, Whole
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.spec.functions import MAX_DEPTH, EntryPoint, JsonFields, ServiceUrl
+from rlhf_api.spec.functions import MAX_DEPTH, EntryPoint, JsonFields, ServiceUrl, StoreUri
 
 STREAM_SHARES = (0.5, 0.25, 0.125, 0.125)
 """Shares of a rank's responses in the groups that generation with `stream` hands on to scoring, one after the other.

@@ -217,7 +217,7 @@ def test_a_server_follows_a_weight_store(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         published = pool.submit(run_kept_ranks, 1, publish, folder, str(tmp_path))
         until = time.monotonic() + PATIENCE_SECONDS
-        while not list(tmp_path.glob("store/version-000001/COMPLETE")):
+        while not list(tmp_path.glob("store/versions/step-000001/COMPLETE")):
             assert time.monotonic() < until, "no version comes"
             time.sleep(0.1)
         servers = [Served(uri, tmp_path / "first.log")]

@@ -20,7 +20,7 @@ from rlhf_trainer.run.job_run import Checkpoints, Evaluator, Reporter, run_job
 from rlhf_trainer.run.on_ray import RayRuntime
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.step_models import with_calls
-from rlhf_trainer.run_folder.export import held_by, write_trained
+from rlhf_trainer.run_folder.export import write_held
 from rlhf_trainer.storage import open_storage
 from rlhf_trainer.telemetry import StepReport
 from tests.trainer.placement.light_ray import LightRay
@@ -91,12 +91,12 @@ def test_readers_that_join_late_get_the_trainers_weights(
         seen.extend((bool(each.update()), each.held.partition("-")[0]) for each in readers[:count])
 
     def damage() -> None:
-        state = open_storage(f"{uri}/version-000003/state.json")
-        last_digit = state[0].cat_file(state[1]).rindex(b"]") - 1
-        flip_a_bit(f"{uri}/version-000003/state.json", last_digit)
+        files, path = open_storage(f"{uri}/versions/step-000003/state.json")
+        last_digit = files.cat_file(path).index(b'", "base"') - 1
+        flip_a_bit(f"{uri}/versions/step-000003/state.json", last_digit)
         read(1)
-        flip_a_bit(f"{uri}/version-000003/state.json", last_digit)
-        flip_a_bit(f"{uri}/version-000003/shard-1.safetensors", -9)
+        flip_a_bit(f"{uri}/versions/step-000003/state.json", last_digit)
+        flip_a_bit(f"{uri}/versions/step-000003/shard-1.safetensors", -9)
         read(2)
 
     after = AfterSteps({1: partial(read, 1), 2: partial(read, 1), 3: damage, 4: partial(read, 3)})
@@ -106,9 +106,9 @@ def test_readers_that_join_late_get_the_trainers_weights(
     sizes = [record[f"weight_store_bytes/{kind}"] for kind, record in zip(kinds, records, strict=True)]
     assert max(sizes[1:3]) < 0.5 * min(sizes[0], sizes[3])
     assert [record["weight_store_missed"] for record in records] == [0] * STEPS
-    assert [each.step for each in CheckpointStore(uri, prefix=weight_store.PREFIX).all()] == [4]
+    assert [each.step for each in CheckpointStore(f"{uri}/versions").all()] == [4]
     trained = load_file(tmp_path / "model" / "model.safetensors")
-    write_trained(held_by(readers[0]), tmp_path / "exported", merges=None)
+    write_held(readers[0], tmp_path / "exported")
     exported = load_file(tmp_path / "exported" / "model.safetensors")
     for weights in (exported, *(each.weights for each in readers)):
         assert weights.keys() == trained.keys()

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +28,7 @@ from rlhf_trainer.generation.vllm_arguments import SETTINGS
 from rlhf_trainer.hybrid_engine.weight_store import WeightReader
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.commands import job_folders
-from rlhf_trainer.run_folder.export import export, held_by, write_trained
+from rlhf_trainer.run_folder.export import export, write_held
 from rlhf_trainer.run_folder.folder import JOB_FILE, read_job, reading
 
 ACTOR: Final = "actor"
@@ -71,26 +71,24 @@ class Follower:
     def __init__(self, reader: WeightReader, folder: Path, url: str) -> None:
         """reader: holds the version in `folder`, with which the server at `url` starts."""
         self._reader, self._folder, self._url = reader, folder, url
-        self._served, self._last_said = reader.held, ""
+        self._served, self._printed = reader.held, ""
 
     def look(self) -> None:
         """Have the server load a newer version, if there is one; print what came of it, each sentence once in a row."""
         try:
             sentence = self._reader.update()
             if self._reader.held not in ("", self._served):
-                write_trained(held_by(self._reader), self._folder, merges=None)
-                self._call(CALL, {"method": "load_folder", "args": [str(self._folder)]})
-                self._call(FORGET, None)
+                write_held(self._reader, self._folder)
+                load = {"method": "load_folder", "args": [str(self._folder)]}
+                for route, content in ((CALL, load), (FORGET, None)):
+                    httpx.post(f"{self._url}{route}", json=content, timeout=None, trust_env=False).raise_for_status()
                 self._served = self._reader.held
                 sentence = sentence or f"serving version {self._served} of {self._reader.uri}"
         except (TrainerError, httpx.HTTPError) as error:
             sentence = f"no newer version is served: {error}"
-        if sentence and sentence != self._last_said:
+        if sentence not in ("", self._printed):
             typer.echo(sentence)
-        self._last_said = sentence or self._last_said
-
-    def _call(self, route: str, content: Mapping[str, object] | None) -> None:
-        httpx.post(f"{self._url}{route}", json=content, timeout=None, trust_env=False).raise_for_status()
+            self._printed = sentence
 
 
 def server_options(job: Job | None, *, on_gpu: bool) -> list[str]:
@@ -126,7 +124,7 @@ def served_model(place: str) -> Iterator[tuple[Path, Job | None, WeightReader | 
         reader = WeightReader(place)
         typer.echo(reader.update() or f"read version {reader.held} of {place}")
         with TemporaryDirectory(prefix="rlhf-serve-") as exported:
-            write_trained(held_by(reader), Path(exported) / "model", merges=None)
+            write_held(reader, Path(exported) / "model")
             yield Path(exported) / "model", reader.job, reader
         return
     if "://" in place and not folder.name.startswith(PREFIX):

@@ -6,7 +6,7 @@ against the base version. `state.json` has the ids of both, the checksums of eac
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from hashlib import file_digest
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlhf_api.files import document_of
 from rlhf_api.job import Job
-from rlhf_trainer.checkpoint import STATE, Checkpoint, CheckpointStore, UploadFolder
+from rlhf_trainer.checkpoint import PREFIX, STATE, Checkpoint, CheckpointStore, UploadFolder
 from rlhf_trainer.errors import EnvironmentProblem, NumericsError
 from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.hybrid_engine.delta import decode, encoded
@@ -41,26 +41,26 @@ from rlhf_trainer.training.sharding import ShardedModel, pieces_to_save
 
 FULL_EVERY = 10
 """Number of versions from a full one to the next; a reader that joins late reads at most these."""
-PREFIX, MESSAGE = "version-", ".delta"
+VERSIONS, MESSAGE = "versions", ".delta"
 Pieces = dict[str, tuple[Tensor, TensorSlice]]
 
 
 class Written(NamedTuple):
-    """The files that a rank has written of a version: none if another replica has them, or after a problem."""
+    """The file that a rank has written of a version; without a digest if another replica writes, or after a problem."""
 
-    files: Mapping[str, tuple[str, int]] = {}
-    """File -> (SHA-256 of the file, `bit_sum` of the weights after this version)."""
+    name: str
+    digest: str = ""
+    total: int = 0
+    """The `bit_sum` of the file's weights after this version."""
     bytes: int = 0
     problem: str = ""
-    """Sentence that says why the rank could not write; empty if it could."""
 
 
 class Pending(NamedTuple):
-    """Version that a thread of each rank writes."""
+    """Version that a thread of each rank writes; base: id of the version before, or None for a full version."""
 
     version: int
     base: str | None
-    """Id of the version against which the messages are; None for a full version."""
     pieces: Pieces
     written: Future[Written]
 
@@ -70,10 +70,9 @@ class WeightPublisher:
 
     def __init__(self, job: Job, model: ShardedModel, dtype: torch.dtype, write_config: Callable[[Path], None]) -> None:
         """dtype: of published weights; an adapter's are float32. write_config: writes config and tokenizer."""
-        assert job.spec.rollout.weight_store is not None, "the job has no weight store"
-        self._store, self._model = CheckpointStore(job.spec.rollout.weight_store, prefix=PREFIX), model
+        self._job, self._model, self._write_config = job, model, write_config
         self._dtype = torch.float32 if model.adapter else dtype
-        self._job, self._write_config = job, write_config
+        self._store = CheckpointStore(f"{job.spec.rollout.weight_store}/{VERSIONS}")
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._pending: Pending | None = None
         self._base: tuple[str, Pieces] | None = None
@@ -83,8 +82,8 @@ class WeightPublisher:
     def publish(self, version: int, *, waits: bool) -> None:
         """Complete the version under way and begin this one, unless it is known; a collective of all ranks.
 
-        While any rank still writes, the new version is skipped, so that training never waits for the store. waits:
-        complete this version, too. A store that fails is a warning and a count, and the next version is full.
+        While any rank still writes, the new version is skipped, so that training waits for no upload. waits: complete
+        this version, too. A store that fails is a warning and a count, and the next version is full.
         """
         with recorder.counting(True):
             recorder.add("weight_store_missed", 0.0)  # so that each step's record has it
@@ -99,10 +98,9 @@ class WeightPublisher:
                 self._finish(waits=True)
 
     def _begin(self, version: int) -> None:
-        base, self._begun = self._base, version
-        if self._deltas == FULL_EVERY - 1:
-            base = None
-        if base is None and (problem := self._on_first_rank(lambda: self._store.begin(version))):
+        self._begun = version
+        base = None if self._deltas == FULL_EVERY - 1 else self._base
+        if problem := self._on_first_rank(lambda: self._store.begin(version)):
             self._fail(version, problem)
             return
         held = pieces_to_save(self._model.mesh, saved_tensors(self._model))
@@ -110,14 +108,14 @@ class WeightPublisher:
             name: (tensor.to("cpu", written_type(name, self._dtype), copy=True), place)
             for name, (tensor, place) in held.items()
         }
-        writing = self._writer.submit(self._write, self._store.address(version), pieces, base and base[1])
+        writing = self._writer.submit(self._write, self._address(version), pieces, base and base[1])
         self._pending = Pending(version, base and base[0], pieces, writing)
 
     def _write(self, uri: str, pieces: Pieces, last: Pieces | None) -> Written:
         """Write this rank's file of a version. Runs in a thread, so it returns its problem."""
-        if not pieces:
-            return Written()
         name = f"shard-{dist.get_rank()}.safetensors"
+        if not pieces:
+            return Written(name)
         try:
             with storage_errors(uri):
                 upload = UploadFolder(uri)
@@ -130,11 +128,12 @@ class WeightPublisher:
                     flat = {each: (pieces[each][0].flatten(), last[each][0].flatten()) for each in pieces}
                     messages = {f"{each}{MESSAGE}": HeldTensor(encoded(*pair)) for each, pair in flat.items()}
                     write_tensors(path, messages, torch.uint8, {})
-                sums, size = (_digest(path), _sum(tensor for tensor, _ in pieces.values())), path.stat().st_size
+                total = sum(int(bit_sum(tensor)) for tensor, _ in pieces.values())
+                written = Written(name, _digest(path), total, path.stat().st_size)
                 upload.upload()
         except EnvironmentProblem as error:
-            return Written(problem=str(error))
-        return Written({name: sums}, size)
+            return Written(name, problem=str(error))
+        return written
 
     def _finish(self, *, waits: bool) -> bool:
         """Complete the version under way once all ranks have written it; return False if a rank still writes."""
@@ -147,30 +146,30 @@ class WeightPublisher:
         if own is None or len(written) < len(every):
             return False
         self._pending = None
-        files = {name: sums for each in written for name, sums in each.files.items()}
-        identity = f"{pending.version}-{sum(total for _, total in files.values()) % 2**64:016x}"
+        files = {each.name: each.digest for each in written if each.digest}
+        identity = _identity(pending.version, sum(each.total for each in written))
+        state = {"model": None, "id": identity, "base": pending.base, "files": files, "job": document_of(self._job)}
+
+        def complete() -> None:
+            self._store.complete(self._address(pending.version), {STATE: json.dumps(state)})
+            if pending.base is None:  # no reader needs any other version
+                self._store.clear(but=pending.version)
+
         problem = next((each.problem for each in written if each.problem), "")
-        problem = problem or self._on_first_rank(lambda: self._complete(pending, identity, files))
-        if problem:
+        if problem := problem or self._on_first_rank(complete):
             self._fail(pending.version, problem)
             return True
-        self._base = identity, pending.pieces
-        self._deltas = self._deltas + 1 if pending.base else 0
+        self._base, self._deltas = (identity, pending.pieces), self._deltas + 1 if pending.base else 0
         recorder.add(f"weight_store_bytes/{'delta' if pending.base else 'full'}", own.bytes)
         return True
 
-    def _complete(self, pending: Pending, identity: str, files: Mapping[str, tuple[str, int]]) -> None:
-        """Write COMPLETE; after a full version delete all others, from which no reader needs to go on."""
-        job = {} if pending.base else {"job": document_of(self._job)}
-        state = {"id": identity, "base": pending.base, "files": files, **job}
-        self._store.complete(self._store.address(pending.version), {STATE: json.dumps(state)})
-        if pending.base is None:
-            self._store.clear(but=pending.version)
+    def _address(self, version: int) -> str:
+        return f"{self._store.uri}/{PREFIX}{version:06d}"
 
     def _fail(self, version: int, problem: str) -> None:
         self._base = None
         recorder.add("weight_store_missed", float(dist.get_rank() == 0))
-        recorder.warn("weight_store", f"no reader gets version {version} of the weights: {problem}")
+        recorder.warn("weight_store", f"version {version} of the weights for readers: {problem}")
 
     @staticmethod
     def _on_first_rank(work: Callable[[], object]) -> str:
@@ -195,7 +194,7 @@ class WeightReader:
 
     def __init__(self, uri: str) -> None:
         """Open the store without reading it; `update` reads the first version."""
-        self.uri, self._store = uri, CheckpointStore(uri, prefix=PREFIX)
+        self.uri, self._store = uri, CheckpointStore(f"{uri}/{VERSIONS}")
         self._places: dict[str, dict[str, TensorSlice]] = {}
         """File -> slices of the weights that each version of the file changes."""
         self.weights: dict[str, Tensor] = {}
@@ -243,7 +242,7 @@ class WeightReader:
         with TemporaryDirectory(prefix="rlhf-weights-") as folder, storage_errors(version.uri):
             files, path = open_storage(version.uri)
             found = {name: LocalFile(partial(str, f"{folder}/{name}")) for name in state["files"]}
-            for name, (digest, _) in state["files"].items():
+            for name, digest in state["files"].items():
                 files.get_file(f"{path}/{name}", f"{folder}/{name}")
                 if _digest(Path(folder, name)) != digest:
                     raise NumericsError(f"{name} is not what was written (checksum)")
@@ -253,14 +252,14 @@ class WeightReader:
                 stored = saved_by_ranks(found.values())
                 self.weights = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in stored.items()}
                 self.full, self.job = version.uri, Job.parse(state["job"])
-            for name, (_, expected) in state["files"].items():
-                if self._take(name, found[name], is_full=is_full) != expected:
-                    raise NumericsError(f"the weights after {name} are not the trainer's (checksum)")
+            total = sum(self._take(name, file, is_full=is_full) for name, file in found.items())
+            if _identity(version.step, total) != state["id"]:
+                raise NumericsError("the resulting weights are not the trainer's (checksum)")
             self.held = state["id"]
 
     def _take(self, name: str, file: LocalFile, *, is_full: bool) -> int:
         """Write what a file says to the weights; return the `bit_sum` of the weights in the file's slices."""
-        parts = []
+        total = 0
         for weight, place in self._places[name].items():
             part = self.weights[weight][place.within(TensorSlice.whole(tuple(self.weights[weight].shape)))]
             if is_full:
@@ -269,13 +268,13 @@ class WeightReader:
                 known = part.flatten()
                 decode(file.read(f"{weight}{MESSAGE}", ()).clone(), known)  # a copy lies where views need it
                 part.copy_(known.view(part.shape))
-            parts.append(part)
-        return _sum(parts)
+            total += int(bit_sum(part))
+        return total
 
 
-def _sum(tensors: Iterable[Tensor]) -> int:
-    """Return the `bit_sum` of tensors, as a number below 2^64."""
-    return sum(int(bit_sum(tensor)) for tensor in tensors) % 2**64
+def _identity(version: int, total: int) -> str:
+    """Return the id of a version, in which is the sum of the bits of all its weights."""
+    return f"{version}-{total % 2**64:016x}"
 
 
 def _digest(path: Path) -> str:

@@ -1,8 +1,7 @@
-"""Export of a model, of a checkpoint or a weight store, as a Hugging Face directory."""
+"""Export of a checkpoint's model as a Hugging Face directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedConfig
@@ -19,20 +18,8 @@ from rlhf_trainer.stored_tensors import HeldTensor, TensorSource
 from rlhf_trainer.training.adapters import CONFIG as ADAPTER_CONFIG
 from rlhf_trainer.training.adapters import adapter_of, merged_weights, write_adapter
 from rlhf_trainer.training.loading import as_stored
+from rlhf_trainer.training.models import Adapter
 from rlhf_trainer.training.saving import CONFIG_FOLDER, atomic_folder, saved_weights, write_weights
-
-
-class Trained(NamedTuple):
-    """A trained model: of a checkpoint, or of a version in a weight store."""
-
-    uri: str
-    """Address, for messages."""
-    folder: str
-    """Address of the folder with config and tokenizer."""
-    model: Model
-    """Model of the manifest."""
-    weights: Mapping[str, TensorSource]
-    """Tensors of the model, or of its adapter, by name."""
 
 
 def export(uri: str, folder: Path, *, merges: bool | None) -> None:
@@ -42,38 +29,36 @@ def export(uri: str, folder: Path, *, merges: bool | None) -> None:
     SpecError for an address that is no whole checkpoint, for `merges` True without an adapter, and for a folder that
     is not empty.
     """
-    trained = _of_checkpoint(uri)
+    checkpoint = _whole_checkpoint(uri)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError([Problem(str(folder), "is not an empty folder")])
-    write_trained(trained, folder, merges=merges)
-
-
-def held_by(reader: WeightReader) -> Trained:
-    """Return the actor of the version that a reader of a weight store holds."""
-    weights = {name: HeldTensor(tensor) for name, tensor in reader.weights.items()}
-    return Trained(reader.uri, f"{reader.full}/{CONFIG_FOLDER}", reader.job.models()["actor"], weights)
-
-
-def _of_checkpoint(uri: str) -> Trained:
-    checkpoint = _whole_checkpoint(uri)
     role = checkpoint.state()["model"]
     if role is None:
         raise SpecError([Problem(uri, "is of a job that trains no model")])
     saved = f"{checkpoint.uri}/{role}"
     with reading(checkpoint.uri):
         model = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role]
-    return Trained(uri, f"{saved}/{CONFIG_FOLDER}", model, saved_weights(saved))
-
-
-def write_trained(trained: Trained, folder: Path, *, merges: bool | None) -> None:
-    """Write a trained model as a Hugging Face directory in place of `folder`; merges: as for `export`."""
-    uri, stored, model, weights = trained
-    with storage_errors(uri):
-        files, path = open_storage(stored)
-        text = files.cat_file(f"{path}/{ADAPTER_CONFIG}").decode() if model.lora else ""
-    adapter = adapter_of(text, trust_remote_code=model.trust_remote_code) if text else None
-    if merges and not adapter:
+    if merges and not model.lora:
         raise SpecError([Problem(uri, "is of a job without an adapter, so there is nothing to merge")])
+    write_model(saved, model, saved_weights(saved), folder, merges=merges)
+
+
+def write_held(reader: WeightReader, folder: Path) -> None:
+    """Write the version that a reader of a weight store holds as a Hugging Face directory in place of `folder`."""
+    weights = {name: HeldTensor(tensor) for name, tensor in reader.weights.items()}
+    write_model(reader.full, reader.job.models()["actor"], weights, folder, merges=None)
+
+
+def write_model(
+    uri: str, model: Model, weights: Mapping[str, TensorSource], folder: Path, *, merges: bool | None
+) -> None:
+    """Write a trained model, whose config is below `uri`, as a Hugging Face directory; merges: as for `export`."""
+    adapter: Adapter | None = None
+    with storage_errors(uri):
+        files, path = open_storage(f"{uri}/{CONFIG_FOLDER}")
+        text = files.cat_file(f"{path}/{ADAPTER_CONFIG}") if model.lora else b""
+    if model.lora:
+        adapter = adapter_of(text.decode(), trust_remote_code=model.trust_remote_code)
     with atomic_folder(folder.resolve()) as unfinished:
         if adapter and merges is False:
             write_adapter(adapter, weights, unfinished)
