@@ -34,6 +34,7 @@ SERVICE_URL = (
 )
 OBJECTIVE = r"^(throughput|lowest-cost|fewest-gpus=[0-9]{1,9}(\.[0-9]{1,9})?)$"
 STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]|pvc://[a-z0-9]).*$"
+STORE_URI = r"^(file:///|s3://[^/]|gs://[^/]).*$"
 PROJECT = r"^[^/\\#?%:]+$"
 
 CHAT_TEMPLATE, PROMPT_TEMPLATE = "^(Auto|Never|(file|package)://.+)$", r"\{\{"

@@ -304,6 +304,11 @@ def delta(folder: Path) -> dict[str, Any]:
     return _ok(rollouts.delta(folder), "changed weights are too many bytes, or give other losses")
 
 
+def weight_store(folder: Path) -> dict[str, Any]:
+    """Versions of weights in a store, which a late reader reads: bytes of a full one, a delta and an adapter."""
+    return _ok(rollouts.weight_store(folder), "deltas or adapters in a store are too many bytes")
+
+
 def of_rollouts(folder: Path) -> dict[str, Any]:
     """Corrections, weights of 8 bits, drafts, a teacher's student and prefix trees, each beside what it replaces."""
     return _ok(generation.all_of_them(folder), "a correction differs, drafts or rounding cost, or a student lags")
@@ -497,6 +502,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "streaming": streaming,
     "staleness": staleness,
     "delta": delta,
+    "weight_store": weight_store,
     "rollouts": of_rollouts,
     "monitoring": monitoring,
     "foreign_inputs": foreign_inputs,

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf_trainer.hybrid_engine.weight_store import WeightReader
+
 ROOT = Path(__file__).resolve().parents[2]
 RLHF = Path(sys.executable).with_name("rlhf")
 PPO, GRPO = "helpful-ppo", "arithmetic-grpo"
@@ -99,6 +101,32 @@ def delta(folder: Path) -> dict[str, Any]:
     losses = [[record["loss/policy"] for record in records] for records in found.values()]
     share, is_same = max(sent["Delta"]) / max(sent["Full"]), losses[0] == losses[1]
     return {"bytes": sent, "share": share, "same losses": is_same, "ok": share <= SHARE and is_same}
+
+
+def weight_store(folder: Path) -> dict[str, Any]:
+    """PPO in bfloat16 at a learning rate of 1e-6, all weights and an adapter: bytes of a version in a weight store.
+
+    The models that it begins with are trained for a few steps only. A reader that joins late has the last version.
+    """
+    row: dict[str, Any] = {}
+    short = [f"--set={job}:training.totalSteps=10" for job in MADE[PPO][1]]
+    for kind, changes in {"all weights": (), "adapter": ("models.actor.lora={rank: 8}",)}.items():
+        store, output = f"file://{folder}/weights-{kind.split()[0]}", folder / f"store-{kind.split()[0]}"
+        own = [f"--set={PPO}:{change}" for change in (*SMALL, f"rollout.weightStore={store}", *changes)]
+        command = [str(RLHF), "run", EXAMPLES[PPO], "--output", str(output), *short, *own]
+        subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=True)
+        records, reader = steps_of(output, PPO)[:-1], WeightReader(store)  # the last one is of two versions
+        assert reader.update() == ""
+        sizes = {
+            each: [record.get(f"weight_store_bytes/{each}", 0.0) for record in records] for each in ("full", "delta")
+        }
+        missed = sum(record["weight_store_missed"] for record in records)
+        row[kind] = {**sizes, "missed": missed, "version read": reader.held}
+    full, delta = (row["all weights"][each] for each in ("full", "delta"))
+    row["delta / full"] = max(delta) / max(full)
+    row["adapter / full"] = max(row["adapter"]["full"]) / max(full)
+    row["ok"] = row["delta / full"] <= SHARE and row["adapter / full"] < 1
+    return row
 
 
 def _run(folder: Path, job: str, name: str, changes: Sequence[str], *, slots: int = 1) -> Path:

@@ -291,6 +291,7 @@ RIGHT: dict[str, Case] = {
     "experts of the generator": Case("GRPO", ("rollout.routing=Replay",)),
     "experts of the trainer": Case("OnlineDPO", ("rollout.routing=Recompute",)),
     "generation elsewhere": Case("PPO", (ELSEWHERE, "rollout.maxStaleness=1", "rollout.weightSync=Delta")),
+    "weights for readers elsewhere": Case("PPO", ("rollout.weightStore='s3://bucket/weights'",)),
     "manual placement in two pools": Case(
         "PPO", (_pools(_pool("a", "actor, reference"), _pool("b", "critic, reward", 2)),)
     ),
@@ -490,6 +491,11 @@ WRONG: dict[str, Case] = {
     "a password in the URL of a server": Case(
         "PPO", ("rollout.endpoints=['http://me:secret@a']",), "spec.rollout.endpoints.0"
     ),
+    "weights of a policy that does not change": Case(
+        "Generate", ("rollout.weightStore='s3://bucket/w'",), "spec.rollout.weightStore"
+    ),
+    "weights of texts for readers": Case("SFT", ("rollout.weightStore='s3://bucket/w'",), "spec.rollout"),
+    "weights on a claim": Case("PPO", ("rollout.weightStore='pvc://claim/w'",), "spec.rollout.weightStore"),
     "changes of weights in place": Case("PPO", ("rollout.weightSync=Delta",), "spec.rollout.weightSync"),
     "stale responses of ReMax": Case(
         "ReMax", (APART.replace("critic, ", ""), "rollout.maxStaleness=1"), "spec.rollout.maxStaleness"

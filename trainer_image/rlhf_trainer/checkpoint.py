@@ -139,11 +139,12 @@ class CheckpointStore:
                 if not is_kept and whole and checkpoint.step < whole[-1]:
                     self._remove(checkpoint.name)
 
-    def clear(self) -> None:
-        """Delete every checkpoint below the address, whole or not."""
+    def clear(self, *, but: int | None = None) -> None:
+        """Delete every checkpoint below the address, whole or not, except the one of the step `but`."""
         for checkpoint in self.all():
             with storage_errors(self.uri):
-                self._remove(checkpoint.name)
+                if checkpoint.step != but:
+                    self._remove(checkpoint.name)
 
     def _make_folder(self, path: str) -> None:
         """Make a folder on this machine; object stores have no folders, and makedirs would create a bucket."""

@@ -222,13 +222,16 @@ def saved_by_ranks(files: Iterable[TensorFile]) -> dict[str, StoredTensor]:
     """Return the tensors whose pieces the ranks wrote into these files, by name."""
     found: dict[str, dict[TensorSlice, Piece]] = {}
     for file in files:
-        offsets = json.loads(file.metadata()[CUSTOM_METADATA_KEY])
-        for name in file.names():
-            starts = tuple(offsets[name][SAVED_OFFSETS_KEY])
-            stops = tuple(start + size for start, size in zip(starts, file.shape(name), strict=True))
-            place = TensorSlice(starts, stops)
+        for name, place in places_in(file).items():
             found.setdefault(name, {})[place] = Piece(file, name, place)
     return {name: StoredTensor(list(pieces.values())) for name, pieces in found.items()}
+
+
+def places_in(file: TensorFile) -> dict[str, TensorSlice]:
+    """Return the slices of tensors that a rank wrote into a file, by the tensors' names."""
+    offsets = json.loads(file.metadata()[CUSTOM_METADATA_KEY])
+    starts = {name: tuple(offsets[name][SAVED_OFFSETS_KEY]) for name in file.names()}
+    return {name: TensorSlice.whole(file.shape(name)).moved(start) for name, start in starts.items()}
 
 
 def read_into(target: Tensor, held: TensorSlice, source: TensorSource) -> None:

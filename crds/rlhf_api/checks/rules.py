@@ -201,6 +201,7 @@ def _sampling() -> Iterator[Rule]:
         "rollout.keep": Field("rollout.keep") == 0.0,
         "checkpoint.keepBest": ~Field("checkpoint.keepBest").is_given,
         "rollout.endpoints": ~ELSEWHERE,
+        "rollout.weightStore": ~Field("rollout.weightStore").is_given,
         "rollout.environment": ~ENVIRONMENT,
         "rollout.tools": ~TOOLS,
         "rollout.agent": ~AGENT,

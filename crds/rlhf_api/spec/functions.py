@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from rlhf_api.contract import ENTRYPOINT, SERVICE_URL, Count, Identifier, Spec, Text
+from rlhf_api.contract import ENTRYPOINT, SERVICE_URL, STORE_URI, WITHIN_ITSELF, Count, Identifier, Spec, Text
 from rlhf_api.expressions import VALUE, Check
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
@@ -64,6 +64,7 @@ def _without_secrets(url: object) -> object:
 
 
 ServiceUrl = Annotated[str, Field(pattern=SERVICE_URL, max_length=1024), BeforeValidator(_without_secrets)]
+StoreUri = Annotated[str, Field(pattern=STORE_URI, max_length=1024), WITHIN_ITSELF]
 
 
 class RewardService(Spec):

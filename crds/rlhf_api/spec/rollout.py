@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rlhf_api.contract import ENTRYPOINT, MAX_INTEGER, WHOLE, Count, Identifier, Listed, Spec, Text, Uri, Whole
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.spec.functions import MAX_DEPTH, EntryPoint, JsonFields, ServiceUrl
+from rlhf_api.spec.functions import MAX_DEPTH, EntryPoint, JsonFields, ServiceUrl, StoreUri
 
 STREAM_SHARES = (0.5, 0.25, 0.125, 0.125)
 """Shares of a rank's responses in the groups that generation with `stream` hands on to scoring, one after the other.
@@ -101,6 +101,9 @@ class Rollout(Spec):
     """Continue or Restart the responses under way with the new weights; unset: the weights wait for the responses."""
     weight_sync: Literal["Full", "Delta"] = "Full"
     """Weights that the rollout pool gets after an update. Full: all. Delta: those whose bits changed."""
+    weight_store: StoreUri | None = None
+    """Folder (file) or object store (s3, gs) that gets each version of the actor's weights, for `rlhf serve` elsewhere.
+    """
     stream: bool = False
     """Let models of other pools score finished responses while longer ones are still generated."""
     endpoints: Listed[ServiceUrl] | None = Field(None, min_length=1, max_length=64)

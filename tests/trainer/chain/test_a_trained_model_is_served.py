@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from rlhf_trainer.commands.cli import app
 from rlhf_trainer.commands.serve import require_free, served_model, server_options
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import ROOT, rlhf
+from tests.trainer.hybrid_engine.test_a_weight_store_may_fail import publisher_of
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny, tiny_config
+from tests.trainer.training.test_an_adapter_is_trained_beside_frozen_weights import train
 
 LM_EVAL = ROOT / ".venv-lm-eval" / "bin" / "python"
 TEMPLATE = (
@@ -67,7 +71,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Served:
     """`rlhf serve` in a process of its own."""
 
-    def __init__(self, place: Path, log: Path) -> None:
+    def __init__(self, place: Path | str, log: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as found:
             port = found.getsockname()[1]
         self.url, self.log = f"http://127.0.0.1:{port}", log
@@ -177,7 +181,7 @@ def test_ctrl_c_ends_the_server_without_an_error(served: Served) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_is_served_with_its_adapter_merged(trained: Path) -> None:
-    with served_model(str(trained / "run" / "words" / "checkpoints" / "step-000003")) as (folder, job):
+    with served_model(str(trained / "run" / "words" / "checkpoints" / "step-000003")) as (folder, job, _):
         ours = AutoModelForCausalLM.from_pretrained(folder).state_dict()
         options = server_options(job, on_gpu=True)
     theirs = AutoModelForCausalLM.from_pretrained(trained / "run" / "words" / "model").state_dict()
@@ -185,6 +189,53 @@ def test_a_checkpoint_is_served_with_its_adapter_merged(trained: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert "--dtype=bfloat16" in options
     assert '--default-chat-template-kwargs={"mood": "calm"}' in options
+
+
+def publish(folder: str, output: str) -> None:
+    """A version of an adapter and, once somebody has asked for it, the next one."""
+    trainer, publisher = publisher_of(folder, Path(output))
+    for version in (1, 2):
+        until = time.monotonic() + PATIENCE_SECONDS
+        while version == 2 and not (Path(output) / "asked").exists():
+            assert time.monotonic() < until, "nobody asks for the second version"
+            time.sleep(0.1)
+        train(trainer, range(version, version + 1))
+        publisher.publish(version, waits=True)
+
+
+def log_prob(server: Served) -> float:
+    """The log-probability of a prompt's token by the server."""
+    question = {"model": "adapted", "prompt": "Is 7 more than 3?", "max_tokens": 1, "logprobs": 0, "echo": True}
+    answer = httpx.post(f"{server.url}/v1/completions", json=question, trust_env=False, timeout=60).json()
+    return float(answer["choices"][0]["logprobs"]["token_logprobs"][1])
+
+
+@pytest.mark.slow
+def test_a_server_follows_a_weight_store(tmp_path: Path) -> None:
+    """Its answers after the second version are those of a server that begins with it."""
+    folder, uri = save_tiny(tmp_path / "start", seed=2), f"file://{tmp_path}/store"
+    with ThreadPoolExecutor() as pool:
+        published = pool.submit(run_kept_ranks, 1, publish, folder, str(tmp_path))
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not list(tmp_path.glob("store/versions/step-000001/COMPLETE")):
+            assert time.monotonic() < until, "no version comes"
+            time.sleep(0.1)
+        servers = [Served(uri, tmp_path / "first.log")]
+        try:
+            servers[0].wait()
+            before = log_prob(servers[0])
+            (tmp_path / "asked").touch()
+            published.result()
+            while f"of {uri}" not in servers[0].log.read_text().partition("serving version 2-")[2]:
+                assert time.monotonic() < until + PATIENCE_SECONDS, servers[0].log.read_text()[-3000:]
+                time.sleep(0.1)
+            servers.append(Served(uri, tmp_path / "second.log"))
+            servers[1].wait()
+            assert log_prob(servers[0]) == log_prob(servers[1]) != before
+        finally:
+            for server in servers:
+                server.process.terminate()
+                server.process.wait()
 
 
 def run_of(folder: Path, algorithm: str, role: str, made: str) -> Path:

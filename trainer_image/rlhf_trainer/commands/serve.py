@@ -6,13 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import httpx
 import typer
 from transformers.utils import ADAPTER_CONFIG_NAME, CONFIG_NAME
 
@@ -21,11 +22,13 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint import PREFIX, Checkpoint
 from rlhf_trainer.device import gpus_here
-from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.errors import EnvironmentProblem, TrainerError
+from rlhf_trainer.generation.endpoints import CALL, EXTENSION, FORGET
 from rlhf_trainer.generation.vllm_arguments import SETTINGS
+from rlhf_trainer.hybrid_engine.weight_store import WeightReader
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.commands import job_folders
-from rlhf_trainer.run_folder.export import export
+from rlhf_trainer.run_folder.export import export, write_held
 from rlhf_trainer.run_folder.folder import JOB_FILE, read_job, reading
 
 ACTOR: Final = "actor"
@@ -36,6 +39,11 @@ CPU_CACHE = 2**32
 """Bytes of the KV cache on CPU. Without a number vLLM asks for 92 % of the host's memory, and ends if less is free."""
 STOP_SECONDS = 60.0
 """Seconds that vLLM has to end after a signal, before it is killed."""
+STORES = ("file://", "s3://", "gs://")
+DEVELOPER_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
+"""Variable with which vLLM's server has the paths by which it gets new weights."""
+LOOK_SECONDS = 10.0
+"""Seconds between two looks at a weight store."""
 
 
 def serve_until_stopped(place: str, *, host: str, port: int, options: Sequence[str]) -> None:
@@ -45,12 +53,42 @@ def serve_until_stopped(place: str, *, host: str, port: int, options: Sequence[s
         raise EnvironmentProblem("vLLM is not installed; the extras cpu and gpu of rlhf-operator bring it")
     on_gpu = bool(gpus_here())
     variables = {} if on_gpu else {key: str(value) for key, value in SETTINGS["cpu_environment"].items()}
-    with served_model(place) as (folder, job):
+    with served_model(place) as (folder, job, reader):
         name = job.name if job else folder.name
         typer.echo(f"serving {folder} as {name} at http://{host}:{port}/v1; Ctrl-C ends it")
         own = [f"--model={folder}", f"--served-model-name={name}", *server_options(job, on_gpu=on_gpu)]
         command = [sys.executable, "-m", PROGRAM, f"--host={host}", f"--port={port}", *own, *options]
-        _run_until_stopped(command, {**variables, **os.environ})
+        look: Callable[[], object] = bool
+        if reader:
+            look = Follower(reader, folder, f"http://{f'[{host}]' if ':' in host else host}:{port}").look
+            command, variables = [*command, f"--worker-extension-cls={EXTENSION}"], {**variables, **DEVELOPER_MODE}
+        _run_until_stopped(command, {**variables, **os.environ}, look)
+
+
+class Follower:
+    """Keeps a running server at the newest version of a weight store."""
+
+    def __init__(self, reader: WeightReader, folder: Path, url: str) -> None:
+        """reader: holds the version in `folder`, with which the server at `url` starts."""
+        self._reader, self._folder, self._url = reader, folder, url
+        self._served, self._printed = reader.held, ""
+
+    def look(self) -> None:
+        """Have the server load a newer version, if there is one; print what came of it, each sentence once in a row."""
+        try:
+            sentence = self._reader.update()
+            if self._reader.held not in ("", self._served):
+                write_held(self._reader, self._folder)
+                load = {"method": "load_folder", "args": [str(self._folder)]}
+                for route, content in ((CALL, load), (FORGET, None)):
+                    httpx.post(f"{self._url}{route}", json=content, timeout=None, trust_env=False).raise_for_status()
+                self._served = self._reader.held
+                sentence = sentence or f"serving version {self._served} of {self._reader.uri}"
+        except (TrainerError, httpx.HTTPError) as error:
+            sentence = f"no newer version is served: {error}"
+        if sentence not in ("", self._printed):
+            typer.echo(sentence)
+            self._printed = sentence
 
 
 def server_options(job: Job | None, *, on_gpu: bool) -> list[str]:
@@ -75,12 +113,20 @@ def require_free(host: str, port: int) -> None:
 
 
 @contextmanager
-def served_model(place: str) -> Iterator[tuple[Path, Job | None]]:
-    """Yield (folder of a language model, its job) by a run, job, model or checkpoint, which is exported for the block.
+def served_model(place: str) -> Iterator[tuple[Path, Job | None, WeightReader | None]]:
+    """Yield (folder of a language model, its job, its reader) by a run, job, model, checkpoint or weight store.
 
-    The job is None for a model folder that no run wrote. SpecError if there is no such model.
+    A checkpoint or version is exported for the block. The job is None for a model folder that no run wrote, the reader
+    unless the place is a weight store. SpecError if there is no such model.
     """
     folder = Path(place)
+    if place.startswith(STORES) and not folder.name.startswith(PREFIX):
+        reader = WeightReader(place)
+        typer.echo(reader.update() or f"read version {reader.held} of {place}")
+        with TemporaryDirectory(prefix="rlhf-serve-") as exported:
+            write_held(reader, Path(exported) / "model")
+            yield Path(exported) / "model", reader.job, reader
+        return
     if "://" in place and not folder.name.startswith(PREFIX):
         raise SpecError([Problem(place, "is no checkpoint; a model is served from a folder of this machine")])
     if folder.name.startswith(PREFIX) and not (folder / CONFIG_NAME).is_file():
@@ -89,7 +135,7 @@ def served_model(place: str) -> Iterator[tuple[Path, Job | None]]:
             with reading(place):
                 text = Checkpoint(step=0, uri=place.rstrip("/")).text(JOB_FILE)
                 job = Job.parse(kubectl_yaml.read(text, "")[0])
-            yield Path(exported) / "model", _generating(job, place)
+            yield Path(exported) / "model", _generating(job, place), None
         return
     if not folder.is_dir():
         raise SpecError([Problem(place, "is no folder")])
@@ -104,7 +150,7 @@ def served_model(place: str) -> Iterator[tuple[Path, Job | None]]:
             raise SpecError([Problem(place, f"has no trained language model; {hint}")])
         folder = generating[-1] / "model"
     made_by = folder.resolve().parent / JOB_FILE
-    yield folder.resolve(), _generating(read_job(made_by), place) if made_by.is_file() else None
+    yield folder.resolve(), _generating(read_job(made_by), place) if made_by.is_file() else None, None
 
 
 def _generating(job: Job, place: str) -> Job:
@@ -113,15 +159,20 @@ def _generating(job: Job, place: str) -> Job:
     return job
 
 
-def _run_until_stopped(command: Sequence[str], environment: dict[str, str]) -> None:
+def _run_until_stopped(command: Sequence[str], environment: dict[str, str], look: Callable[[], object]) -> None:
     """Run the server until it ends, or until a signal asks this process to stop. EnvironmentProblem if it fails.
 
-    The server has a session of its own: a terminal's Ctrl-C reaches this process only, which forwards it once.
+    The server has a session of its own: a terminal's Ctrl-C reaches this process only, which forwards it once. look: is
+    called every `LOOK_SECONDS` while the server runs.
     """
     server = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         with StopSignals(typer.echo).handled():
-            server.wait()
+            while server.poll() is None:
+                try:
+                    server.wait(LOOK_SECONDS)
+                except subprocess.TimeoutExpired:
+                    look()
     except Stopped:
         server.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):

@@ -175,6 +175,8 @@ def run_job(
         for number in range(done + 1, total_steps + 1):
             began = time.time()
             job.spec.algorithm.step(lookahead.batch(number), **runtime.step_models)
+            if job.spec.rollout.weight_store:
+                runtime.models["actor"].publish_weights(waits=number == total_steps)
             runtime.send()
             checkpoints.end_step(number, state)
             report = watch.look(report_of(number, began, runtime.drain(number)))

@@ -9,10 +9,12 @@ from transformers import PreTrainedConfig
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec.job_spec import Model
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
+from rlhf_trainer.hybrid_engine.weight_store import WeightReader
 from rlhf_trainer.run_folder.folder import JOB_FILE, reading
 from rlhf_trainer.storage import open_storage, storage_errors
-from rlhf_trainer.stored_tensors import TensorSource
+from rlhf_trainer.stored_tensors import HeldTensor, TensorSource
 from rlhf_trainer.training.adapters import CONFIG as ADAPTER_CONFIG
 from rlhf_trainer.training.adapters import adapter_of, merged_weights, write_adapter
 from rlhf_trainer.training.loading import as_stored
@@ -34,22 +36,35 @@ def export(uri: str, folder: Path, *, merges: bool | None) -> None:
     if role is None:
         raise SpecError([Problem(uri, "is of a job that trains no model")])
     saved = f"{checkpoint.uri}/{role}"
-    weights: Mapping[str, TensorSource] = saved_weights(saved)
-    adapter: Adapter | None = None
     with reading(checkpoint.uri):
-        source = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role]
-        if source.lora is not None:
-            text = checkpoint.text(f"{role}/{CONFIG_FOLDER}/{ADAPTER_CONFIG}")
-            adapter = adapter_of(text, trust_remote_code=source.trust_remote_code)
-    if merges and not adapter:
+        model = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role]
+    if merges and not model.lora:
         raise SpecError([Problem(uri, "is of a job without an adapter, so there is nothing to merge")])
+    write_model(saved, model, saved_weights(saved), folder, merges=merges)
+
+
+def write_held(reader: WeightReader, folder: Path) -> None:
+    """Write the version that a reader of a weight store holds as a Hugging Face directory in place of `folder`."""
+    weights = {name: HeldTensor(tensor) for name, tensor in reader.weights.items()}
+    write_model(reader.full, reader.job.models()["actor"], weights, folder, merges=None)
+
+
+def write_model(
+    uri: str, model: Model, weights: Mapping[str, TensorSource], folder: Path, *, merges: bool | None
+) -> None:
+    """Write a trained model, whose config is below `uri`, as a Hugging Face directory; merges: as for `export`."""
+    adapter: Adapter | None = None
+    with storage_errors(uri):
+        files, path = open_storage(f"{uri}/{CONFIG_FOLDER}")
+        text = files.cat_file(f"{path}/{ADAPTER_CONFIG}") if model.lora else b""
+    if model.lora:
+        adapter = adapter_of(text.decode(), trust_remote_code=model.trust_remote_code)
     with atomic_folder(folder.resolve()) as unfinished:
         if adapter and merges is False:
             write_adapter(adapter, weights, unfinished)
             return
         with storage_errors(uri):
-            files, path = open_storage(saved)
-            files.get(f"{path}/{CONFIG_FOLDER}/", f"{unfinished}/", recursive=True)
+            files.get(f"{path}/", f"{unfinished}/", recursive=True)
         (unfinished / ADAPTER_CONFIG).unlink(missing_ok=True)
         config = PreTrainedConfig.from_dict(PreTrainedConfig.get_config_dict(unfinished)[0])
         weights = merged_weights(adapter, weights) if adapter else weights

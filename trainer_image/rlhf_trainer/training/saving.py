@@ -15,6 +15,7 @@ import torch.distributed as dist
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
@@ -58,8 +59,7 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
         pieces = unfinished / "pieces"
         with disk_errors("the model", folder):
             pieces.mkdir(parents=True, exist_ok=True)
-            kept = {} if model.adapter else kept_buffers(inner(model.module))
-            held = pieces_to_save(model.mesh, {**trained_parameters(model), **named_as_stored(kept)})
+            held = pieces_to_save(model.mesh, saved_tensors(model))
             dtype = torch.float32 if model.adapter else inner(model.module).config.dtype
             write_piece(pieces / f"{rank}.safetensors", held, dtype)
             dist.barrier()
@@ -69,6 +69,12 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
             shutil.rmtree(pieces)
             save_config_and_tokenizer(inner(model.module), tokenizer, unfinished)
     dist.barrier()
+
+
+def saved_tensors(model: ShardedModel) -> dict[str, Tensor]:
+    """Return the tensors of a trained model by name: parameters with kept buffers, or those of an adapter alone."""
+    kept = {} if model.adapter else kept_buffers(inner(model.module))
+    return {**trained_parameters(model), **named_as_stored(kept)}
 
 
 def _put_together(pieces: Path, model: ShardedModel, folder: Path, unfinished: Path) -> None:

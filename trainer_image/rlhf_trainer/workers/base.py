@@ -239,12 +239,15 @@ class TrainedModel:
         upload_folder = UploadFolder(f"{uri}/{self.setting.role}", self._pace)
         if dist.get_rank() == 0:
             with disk_errors("the checkpoint", upload_folder.folder):
-                folder, adapter = upload_folder.folder / CONFIG_FOLDER, self.trainer.model.adapter
-                save_config_and_tokenizer(inner(self.trainer.model.module), self.tokenizer, folder)
-                if adapter:
-                    write_adapter_config(adapter, folder)
+                self.write_config(upload_folder.folder / CONFIG_FOLDER)
         with self.trainer.offloader.in_use(moments=True):
             self.trainer.state.begin_save(upload_folder.folder, then=upload_folder.upload, copies=copies)
+
+    def write_config(self, folder: Path) -> None:
+        """Write the model's config and tokenizer, and the config of its adapter if it has one, to a folder."""
+        save_config_and_tokenizer(inner(self.trainer.model.module), self.tokenizer, folder)
+        if self.trainer.model.adapter:
+            write_adapter_config(self.trainer.model.adapter, folder)
 
     @register(ONE_TO_ALL)
     def end_checkpoint(self, *, waits: bool = True) -> bool:

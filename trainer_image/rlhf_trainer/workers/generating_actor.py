@@ -12,6 +12,7 @@ from torch import Tensor
 from rlhf_api.spec.algorithms import Estimator
 from rlhf_trainer.expert_rows import ROUTED
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
+from rlhf_trainer.hybrid_engine.weight_store import WeightPublisher
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.ops.rollout_correction import response_quarters
@@ -88,6 +89,10 @@ class GeneratingActor(ActorWithReference):
             found = generation_in_place(setting, self.tokenizer, self.trainer, max_sequences)
             self.generation, self._weights = found
         self._sender = WeightSender(setting, self.trainer)
+        self._publisher: WeightPublisher | None = None
+        if setting.job.spec.rollout.weight_store:
+            model, dtype = self.trainer.model, setting.compute_dtype
+            self._publisher = WeightPublisher(setting.job, model, dtype, self.write_config)
         self._routing: RoutingReplay | None = None
         if setting.replays_routing:
             mesh = self.trainer.mesh
@@ -159,6 +164,13 @@ class GeneratingActor(ActorWithReference):
     def send_weights(self) -> None:
         """Send the weights of the current policy version, unless all generators have them."""
         self._sender.send(self.policy_version)
+
+    @register(ONE_TO_ALL, phase="reshard")
+    def publish_weights(self, *, waits: bool) -> None:
+        """Begin to write the weights to `rollout.weightStore`, in a thread; waits: until readers find them there."""
+        assert self._publisher is not None, "the job has no store of weights"
+        with self.trainer.offloader.in_use():
+            self._publisher.publish(self.policy_version, waits=waits)
 
     @register(
         THREE_D_PROTO, reads=SCORED_FIELDS, reads_if_there=(PARENTS, ROUTED), adds=OLD, phase="scoring", row_by_row=True

@@ -6,10 +6,12 @@ vllm serve MODEL --worker-extension-cls rlhf_trainer.workers.served.ServedWorker
 import secrets
 import socket
 import time
+from collections.abc import Iterator
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from transformers import AutoConfig
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
@@ -19,6 +21,9 @@ from rlhf_trainer.generation.vllm_extension import WorkerExtension
 from rlhf_trainer.generation.weight_layout import locations_of
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
 from rlhf_trainer.meeting import Meeting
+from rlhf_trainer.stored_tensors import read_into
+from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
+from rlhf_trainer.training.loading import stored_model
 from rlhf_trainer.workers.weight_links import PoolExchange
 
 START = secrets.token_hex(8)
@@ -64,6 +69,21 @@ class ServedWorker(WorkerExtension):
             sends_changes=sends_changes,
         )
         self._has_weights = False
+
+    def load_folder(self, folder: str) -> None:
+        """Replace the weights of the running model by those of a Hugging Face folder on this machine."""
+        code = self.vllm_config.model_config.trust_remote_code
+        stored, holds = stored_model(folder, scores=False, trust_remote_code=code, revision=None), self.held_shards()
+
+        def pieces() -> Iterator[WeightSlice]:
+            for name, location in locations_of(self.get_model()).items():
+                source = stored[name]
+                whole = torch.empty(source.shape, dtype=source.dtype)
+                read_into(whole, TensorSlice.whole(source.shape), source)
+                index = location.shard.within(TensorSlice.whole(location.shape))
+                yield name, location.shard, whole.view(location.shape)[index]  # experts have another shape in files
+
+        self.update_live_weights(pieces(), holds)
 
     def take_weights(self) -> dict[str, Any]:
         """Receive the weights that the actor sends, if any; return a mapping for the job.
