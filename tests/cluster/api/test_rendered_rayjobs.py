@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.quantities import amount
 from rlhf_operator import names
@@ -19,10 +18,9 @@ from rlhf_operator.overlay import REQUIRED, TERMS
 from rlhf_operator.snapshot import ObservedNode
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
+from tests.examples.test_every_example_is_right import EXAMPLES, jobs_of
 from tests.operator.rendered import (
     A100,
-    EXAMPLES,
-    FINISHED,
     changed,
     groups,
     head,
@@ -105,7 +103,7 @@ def examples_there(rlhf_server: Cluster) -> Iterator[dict[tuple[str, str], tuple
             namespace = stack.enter_context(contextmanager(fresh_namespace)(rlhf_server))
             restricted(rlhf_server, namespace)
             for example in EXAMPLES:
-                jobs = load(example, finished=FINISHED)
+                jobs = jobs_of(example)
                 applying[kind, example.stem] = (
                     namespace,
                     [threads.submit(applied, rlhf_server, namespace, job, there) for job in jobs],
@@ -252,7 +250,7 @@ def test_a_pool_over_two_zones_becomes_pods_of_both(rlhf_server: Cluster, namesp
 
 
 def test_the_cluster_of_an_attempt_keeps_its_head_for_one_life(rlhf_server: Cluster, namespace: str) -> None:
-    (job, *_) = load(EXAMPLES[0])
+    (job, *_) = jobs_of(EXAMPLES[0])
     rayjob = applied(rlhf_server, namespace, job, CPUS)
     pods_of(rlhf_server, namespace, rayjob)
     (cluster,) = rlhf_server.items(f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters")
@@ -262,7 +260,7 @@ def test_the_cluster_of_an_attempt_keeps_its_head_for_one_life(rlhf_server: Clus
 
 
 def test_kuberay_makes_a_token_that_goes_with_the_attempt(rlhf_server: Cluster, namespace: str) -> None:
-    (job, *_) = load(EXAMPLES[0])
+    (job, *_) = jobs_of(EXAMPLES[0])
     pods = pods_of(rlhf_server, namespace, applied(rlhf_server, namespace, job, CPUS))
     (cluster,) = rlhf_server.items(f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters")
     (secret,) = rlhf_server.items(f"/api/v1/namespaces/{namespace}/secrets")

@@ -75,7 +75,7 @@ def test_a_fork_bomb_ends_with_its_sandbox(staged: Stage) -> None:
     is_over = threading.Event()
 
     def count() -> None:
-        while not is_over.wait(0.2):
+        while not is_over.wait(0.01):
             counts.append(len(processes_of(SANDBOX_USER)))
 
     watch = threading.Thread(target=count)
