@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rlhf_api.names import Role
+from rlhf_mapper.fused_schedule import FusedUpdates
 from rlhf_mapper.mapping import FUSED, MappedPool, ModelPrediction, Phase, Prediction
-from rlhf_mapper.simulate.fused import FusedUpdates
 from rlhf_mapper.workload import Workload
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from rlhf_api.job import Job
 from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.simulate.fused import FusedUpdates
+from rlhf_mapper.fused_schedule import FusedUpdates
 
 Device = Literal["CPU", "GPU"]
 Stage = Literal["generation", "preparation", "training"]

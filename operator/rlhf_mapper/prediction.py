@@ -9,6 +9,7 @@ from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import ErrorKind, Software
+from rlhf_mapper.fused_schedule import FusedUpdates, PipelineUpdate
 from rlhf_mapper.fused_updates import with_fused_updates
 from rlhf_mapper.hardware import Gpu
 from rlhf_mapper.kernels import nearest
@@ -28,7 +29,6 @@ from rlhf_mapper.pools import PoolCosts, StateChoice, offload_seconds
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.tables import Found
 from rlhf_mapper.simulate import generation, memory, training
-from rlhf_mapper.simulate.fused import FusedUpdates, PipelineUpdate
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
 from rlhf_mapper.workload import Workload

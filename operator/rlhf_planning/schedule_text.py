@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from rlhf_mapper.simulate.fused import FusedUpdates, Pass
+from rlhf_mapper.fused_schedule import FusedUpdates, Pass
 from rlhf_planning.timeline import IDLE, seconds_text
 
 LETTERS = ("Aa", "Cc")

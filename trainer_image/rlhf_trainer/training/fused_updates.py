@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_mapper.architecture import architecture_of
-from rlhf_mapper.simulate.fused import Pass, PipelineUpdate, fused_schedule
+from rlhf_mapper.fused_schedule import Pass, PipelineUpdate, fused_schedule
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import ModelMesh, device_here
 from rlhf_trainer.training.models import inner
