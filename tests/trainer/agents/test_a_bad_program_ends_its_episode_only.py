@@ -63,7 +63,7 @@ def test_failures_are_counted_and_others_go_on(troupe: Troupe) -> None:
     assert (well.failure, well.reward) == ("", 1.0)
     assert troupe.batch["played"].tolist() == [0.0] * 8 + [1.0]
     assert troupe.report.sums["episodes/failed"] == 8
-    first = f"tests.trainer.agents.user_agents:run failed in 8 of 9 episodes: it {FAILED['nothing']}"
+    first = f"tests.trainer.agents.user_agents:run failed in 8 of 9 episodes; the first: {FAILED['nothing']}"
     assert troupe.report.warnings["episodes/failed"] == f"talk: spec.rollout.agent: {first}"
 
 

@@ -292,5 +292,5 @@ def require_some(job: Job, reasons: Sequence[tuple[str, Kind]]) -> None:
     subject, total = subject_of(job), len(reasons)
     if total == len(failures) > 1:
         error = EnvironmentProblem if all(kind in ("lost", "no sandbox") for _, kind in reasons) else UserCodeError
-        raise error(f"{subject} failed in all {total} episodes of a rank; in the first it {failures[0]}")
-    recorder.warn("episodes/failed", f"{subject} failed in {len(failures)} of {total} episodes: it {failures[0]}")
+        raise error(f"{subject} failed in all {total} episodes of a rank; the first: {failures[0]}")
+    recorder.warn("episodes/failed", f"{subject} failed in {len(failures)} of {total} episodes; the first: {failures[0]}")
