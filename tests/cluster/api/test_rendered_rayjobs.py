@@ -19,10 +19,9 @@ from rlhf_operator.overlay import REQUIRED, TERMS
 from rlhf_operator.snapshot import ObservedNode
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
+from tests.examples.test_every_example_is_right import EXAMPLES, jobs_of
 from tests.operator.rendered import (
     A100,
-    EXAMPLES,
-    FINISHED,
     changed,
     groups,
     head,
@@ -105,7 +104,7 @@ def examples_there(rlhf_server: Cluster) -> Iterator[dict[tuple[str, str], tuple
             namespace = stack.enter_context(contextmanager(fresh_namespace)(rlhf_server))
             restricted(rlhf_server, namespace)
             for example in EXAMPLES:
-                jobs = load(example, finished=FINISHED)
+                jobs = jobs_of(example)
                 applying[kind, example.stem] = (
                     namespace,
                     [threads.submit(applied, rlhf_server, namespace, job, there) for job in jobs],

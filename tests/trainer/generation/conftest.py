@@ -48,4 +48,4 @@ def import_vllm() -> None:
     get_checkpoint_conversion_mapping("llama")
     configure_logging(LoggingConfig())
     CpuPlatform.register_triton_kernel_overrides()  # it looks through all modules, a third of an engine's start
-    CpuPlatform.register_triton_kernel_overrides = staticmethod(lambda: None)  # type: ignore[method-assign]
+    CpuPlatform.register_triton_kernel_overrides = staticmethod(lambda: None)
