@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -62,7 +63,7 @@ class Helm:
             text = self.run(
                 "template", RELEASE, CHART, "--namespace", NAMESPACE, "--kube-version", KUBERNETES, values=values
             )
-            self._rendered[key] = [pickled(document) for document in text.split("\n---\n")]
+            self._rendered[key] = [pickled(document) for document in re.split("^---\n", text, flags=re.MULTILINE)]
         return [document for each in self._rendered[key] if (document := pickle.loads(each))]
 
     def complaint(self, values: Values) -> str:
