@@ -54,7 +54,7 @@ def networks(rate: str) -> Iterator[list[str]]:
             command("ip", "-n", name, "addr", "add", f"{address}/30", "dev", CARD)
             for card in ("lo", CARD):
                 command("ip", "-n", name, "link", "set", card, "up")
-            limit = f"root tbf rate {rate} burst 128kb latency 20ms".split()
+            limit = f"root tbf rate {rate} burst 32kb latency 50ms".split()
             command("tc", "-n", name, "qdisc", "add", "dev", CARD, *limit)
         yield names
     finally:
@@ -140,10 +140,11 @@ def main() -> None:
         return
     with networks(given.rate) as names:
         found = measured(names, ["--steps", str(given.steps), "--rounds", str(given.rounds)])
-    usual = mean(found["seconds"]["none"])
+    usual = {of: of(found["seconds"]["none"]) for of in (mean, median)}
     print(f"{given.rate}: {found['size'] / 1e6:.1f} MB are uploaded, paced with {found['pace'] / 1e6:.2f} MB/s")
     for kind, seconds in found["seconds"].items():
-        took = f"mean {mean(seconds):.3f} s ({mean(seconds) / usual:.3f}), longest {max(seconds):.3f} s"
+        ratios = ", ".join(f"{of.__name__} {of(seconds):.3f} s ({of(seconds) / usual[of]:.3f})" for of in usual)
+        took = f"{ratios}, longest {max(seconds):.3f} s"
         print(f"{kind:>9}: {len(seconds):4} steps, {took}")
 
 
