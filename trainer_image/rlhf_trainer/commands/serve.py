@@ -168,11 +168,8 @@ def _run_until_stopped(command: Sequence[str], environment: dict[str, str], look
     server = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         with StopSignals(typer.echo).handled():
-            while server.poll() is None:
-                try:
-                    server.wait(LOOK_SECONDS)
-                except subprocess.TimeoutExpired:
-                    look()
+            while _is_running(server):
+                look()
     except Stopped:
         server.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -183,3 +180,10 @@ def _run_until_stopped(command: Sequence[str], environment: dict[str, str], look
             os.killpg(server.pid, signal.SIGKILL)
     if server.returncode:
         raise EnvironmentProblem(f"vLLM's server ended with exit code {server.returncode}; its last lines say why")
+
+
+def _is_running(server: subprocess.Popen[bytes]) -> bool:
+    """Wait for `LOOK_SECONDS`, or until the server ends; whether it still runs."""
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(LOOK_SECONDS)
+    return server.poll() is None

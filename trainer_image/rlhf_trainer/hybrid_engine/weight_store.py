@@ -114,25 +114,26 @@ class WeightPublisher:
     def _write(self, uri: str, pieces: Pieces, last: Pieces | None) -> Written:
         """Write this rank's file of a version. Runs in a thread, so it returns its problem."""
         name = f"shard-{dist.get_rank()}.safetensors"
-        if not pieces:
-            return Written(name)
         try:
             with storage_errors(uri):
-                upload = UploadFolder(uri)
-                path = upload.folder / name
-                if last is None:
-                    write_piece(path, pieces, self._dtype)
-                    if dist.get_rank() == 0:
-                        self._write_config(upload.folder / CONFIG_FOLDER)
-                else:
-                    flat = {each: (pieces[each][0].flatten(), last[each][0].flatten()) for each in pieces}
-                    messages = {f"{each}{MESSAGE}": HeldTensor(encoded(*pair)) for each, pair in flat.items()}
-                    write_tensors(path, messages, torch.uint8, {})
-                total = sum(int(bit_sum(tensor)) for tensor, _ in pieces.values())
-                written = Written(name, _digest(path), total, path.stat().st_size)
-                upload.upload()
+                return self._upload(uri, name, pieces, last) if pieces else Written(name)
         except EnvironmentProblem as error:
             return Written(name, problem=str(error))
+
+    def _upload(self, uri: str, name: str, pieces: Pieces, last: Pieces | None) -> Written:
+        upload = UploadFolder(uri)
+        path = upload.folder / name
+        if last is None:
+            write_piece(path, pieces, self._dtype)
+            if dist.get_rank() == 0:
+                self._write_config(upload.folder / CONFIG_FOLDER)
+        else:
+            flat = {each: (pieces[each][0].flatten(), last[each][0].flatten()) for each in pieces}
+            messages = {f"{each}{MESSAGE}": HeldTensor(encoded(*pair)) for each, pair in flat.items()}
+            write_tensors(path, messages, torch.uint8, {})
+        total = sum(int(bit_sum(tensor)) for tensor, _ in pieces.values())
+        written = Written(name, _digest(path), total, path.stat().st_size)
+        upload.upload()
         return written
 
     def _finish(self, *, waits: bool) -> bool:
