@@ -23,8 +23,10 @@ def test_four_micro_batches_on_two_stages_leave_no_bubble() -> None:
     schedule = fused_schedule(2, updates)
     assert (schedule.seconds, one_after_the_other(2, updates)) == (24, 30)
     assert fused_schedule(2, pair(4, 4, reverses=False)).seconds == 27, "the last rank waits for the first one"
-    first = [(each.model, each.is_backward, each.micro_batch) for each in schedule.ranks[0][:4]]
-    assert first == [(0, False, 0), (1, False, 0), (1, True, 0), (0, True, 0)]
+    first = [(each.model, each.is_backward, each.micro_batch) for each in schedule.ranks[0][:5]]
+    assert first == [(0, False, 0), (0, False, 1), (1, False, 0), (1, True, 0), (0, True, 0)]
+    shares = [(pair(4, 4, share=share), 5 * 3 * (1 + share)) for share in (0.5, 0.7, 0.9)]
+    assert all(fused_schedule(2, each).seconds <= 0.85 * alone for each, alone in shares), "whatever the seconds"
 
 
 def require_possible(schedule: Schedule, stages: int, updates: tuple[PipelineUpdate, ...]) -> None:

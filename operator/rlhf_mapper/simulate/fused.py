@@ -53,18 +53,22 @@ class Schedule:
 
 @lru_cache
 def fused_schedule(stages: int, updates: tuple[PipelineUpdate, ...]) -> Schedule:
-    """Return a schedule in which a free rank begins the pass that can begin first.
+    """Return the faster of two schedules in which a free rank begins the pass that can begin first.
 
-    Of passes that can begin at once, backward passes come first, and then those of late stages. Of each model, a rank
-    holds as many micro-batches as in 1F1B: those of stage s of p are p - s at most.
+    Of passes that can begin at once, one prefers early stages, and hardly depends on the models' seconds; the other
+    prefers late stages. Of each model, stage s of p holds p - s micro-batches at most, as in 1F1B.
     """
+    return min((_greedy(stages, updates, sign=each) for each in (1, -1)), key=lambda schedule: schedule.seconds)
+
+
+def _greedy(stages: int, updates: tuple[PipelineUpdate, ...], *, sign: int) -> Schedule:
     ends: dict[tuple[int, bool, int, int], float] = {}
     ranks: list[list[Pass]] = [[] for _ in range(stages)]
     done: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
     for _ in range(2 * stages * sum(each.micro_batches for each in updates)):
         free = [passes[-1].end if passes else 0.0 for passes in ranks]
-        start, is_forward, _, model, rank = min(
-            (max(ready, free[rank]), not is_backward, -updates[model].stage(rank, stages), model, rank)
+        start, _, is_forward, model, rank = min(
+            (max(ready, free[rank]), sign * updates[model].stage(rank, stages), not is_backward, model, rank)
             for rank in range(stages)
             for model, is_backward, ready in _ready(rank, stages, updates, done, ends)
         )
