@@ -226,15 +226,19 @@ class ModelMesh:
         return self._mesh[PIPELINE].get_group()
 
     @cached_property
-    def gradient_group(self) -> dist.ProcessGroup:
-        """Process group in which a fused schedule sends gradients back, as NCCL runs all sends of a group in one queue.
+    def pipeline_ways(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Process groups of this rank's pipeline for the hidden states and the gradients of a fused schedule.
 
-        A collective of the pool when it is first read. Gloo needs no second group.
+        In each, one model sends, and only one way between two ranks, so that messages have one order: `pipeline_group`
+        may be the group of all ranks, which models share. A collective of the pool when it is first read.
         """
-        if dist.get_backend() == "gloo":
-            return self.pipeline_group
-        ranks = torch.arange(self.layout.world_size).view(self._mesh.shape)
-        return _mesh(ranks, self._mesh.mesh_dim_names or ())[PIPELINE].get_group()
+        stages, tensor = self.layout.pipeline, self.layout.tensor
+        ranks = torch.arange(self.layout.world_size).view(-1, stages, tensor).transpose(1, 2)
+        pipelines: list[list[int]] = ranks.reshape(-1, stages).tolist()
+        forward, backward = (dist.new_subgroups_by_enumeration(pipelines, _timeout)[0] for _ in range(2))
+        assert forward, "every rank is in a pipeline"
+        assert backward, "every rank is in a pipeline"
+        return forward, backward
 
     def rank_of_stage(self, stage: int) -> int:
         """Return the rank that holds a stage of this rank's pipeline."""

@@ -107,6 +107,7 @@ class _StageRun:
 
     def __init__(self, update: UpdatePasses) -> None:
         self._update, self._mesh = update, update.model.mesh
+        self._ways = self._mesh.pipeline_ways
         self._shape = hidden_shape(update.model.module, self._mesh, update.micros)
         self._held: deque[tuple[Tensor, Tensor]] = deque()
         """Input and output of each micro-batch between its forward and its backward pass."""
@@ -119,7 +120,7 @@ class _StageRun:
         if self._mesh.is_last_stage if each.is_backward else self._mesh.is_first_stage:
             return None
         buffer = torch.empty(self._shape, dtype=self._update.model.compute_dtype, device=device_here())
-        work = dist.irecv(buffer, self._neighbour(from_next=each.is_backward), self._group(each))
+        work = dist.irecv(buffer, self._neighbour(from_next=each.is_backward), self._ways[each.is_backward])
         assert work is not None, "this rank is in the group"
         return buffer, work
 
@@ -130,7 +131,7 @@ class _StageRun:
         output = self._backward(each, received) if each.is_backward else self._forward(each, received)
         if self._mesh.is_first_stage if each.is_backward else self._mesh.is_last_stage:
             return
-        work = dist.isend(output, self._neighbour(from_next=not each.is_backward), self._group(each))
+        work = dist.isend(output, self._neighbour(from_next=not each.is_backward), self._ways[each.is_backward])
         assert work is not None, "this rank is in the group"
         sent = self._sent[each.is_backward]
         sent.append((output, work))
@@ -162,6 +163,3 @@ class _StageRun:
 
     def _neighbour(self, *, from_next: bool) -> int:
         return self._mesh.rank_of_stage(self._mesh.coordinate("pipeline") + (1 if from_next else -1))
-
-    def _group(self, each: Pass) -> dist.ProcessGroup:
-        return self._mesh.gradient_group if each.is_backward else self._mesh.pipeline_group
