@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ from work import SIZES, make_models
 
 from rlhf_api.spec.job_spec import Optimizer
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.simulate.fused import FusedUpdates, PipelineUpdate
+from rlhf_mapper.fused_schedule import FusedUpdates, PipelineUpdate
 from rlhf_trainer.training import distributed
 from rlhf_trainer.training.fused_updates import Updates, run_together
 from rlhf_trainer.training.loading import load_language_model, load_scorer
@@ -77,7 +78,7 @@ def fused_on_rank(rank: int, port: int, folder: Path) -> tuple[dict[str, list[fl
     distributed.start("CPU", 600)
     layout = ParallelSizes(data=1, pipeline=STAGES)
     kept: dict[str, Any] = {"seed": 0, "trust_remote_code": False, "revision": None}
-    load = {
+    load: dict[str, Callable[[], Any]] = {
         "actor": lambda: load_language_model(str(folder / "actor"), **kept),
         "critic": lambda: load_scorer(str(folder / "scorer"), path="", **kept),
     }

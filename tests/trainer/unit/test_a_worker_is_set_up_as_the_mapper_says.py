@@ -142,6 +142,7 @@ def arguments(
     """Role, or what else works on the batch -> what its workers are built from when the job starts."""
     patch.setenv("OMP_NUM_THREADS", "1")
     patch.setattr(on_ray, "look_at_links", lambda *_, **__: ({}, []))
+    patch.setattr(on_ray, "slowest_network", lambda *_, **__: float("inf"))
     patch.setattr(on_ray, "with_routing", lambda job, *_: job)  # it reads config.json
     patch.setattr(slots, "WorkerGroup", Group)
     patch.setattr(slots, "ResourcePool", Pool)

@@ -28,7 +28,12 @@ from tests.mapper.planned_jobs import job_of
 
 SAVED = {"save", "begin_checkpoint", "end_checkpoint", "counters", "set_counters", "restore", "probe_links"}
 OWN_REFERENCE = {"compute_ref_log_prob", "compute_ref_pair_log_prob", "compute_ref_mismatched_log_prob"}
-GENERATES = SAVED | OWN_REFERENCE | {"generate_sequences", "compute_log_prob", "span_pools", "send_weights"}
+GENERATES = (
+    SAVED
+    | OWN_REFERENCE
+    | {"generate_sequences", "compute_log_prob"}
+    | {"span_pools", "send_weights", "publish_weights"}
+)
 CRITIC = SAVED | {"compute_values", "update_critic"}
 REFERENCE = {"compute_log_prob", "compute_pair_log_prob", "compute_mismatched_log_prob"}
 ADVANTAGE = {"compute_advantage", "counters", "set_counters"}

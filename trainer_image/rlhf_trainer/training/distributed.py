@@ -227,15 +227,16 @@ class ModelMesh:
 
     @cached_property
     def pipeline_ways(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """Process groups of this rank's pipeline for the hidden states and the gradients of a fused schedule.
+        """Process groups of a fused schedule, for hidden states and for gradients.
 
-        In each, one model sends, and only one way between two ranks, so that messages have one order: `pipeline_group`
-        may be the group of all ranks, which models share. A collective of the pool when it is first read.
+        Each carries the messages of one model, one way between two ranks, which keeps their order. A collective of the
+        pool when it is first read.
         """
         stages, tensor = self.layout.pipeline, self.layout.tensor
         ranks = torch.arange(self.layout.world_size).view(-1, stages, tensor).transpose(1, 2)
         pipelines: list[list[int]] = ranks.reshape(-1, stages).tolist()
-        forward, backward = (dist.new_subgroups_by_enumeration(pipelines, _timeout)[0] for _ in range(2))
+        make = dist.new_subgroups_by_enumeration
+        forward, backward = (make(pipelines, _timeout)[0] for _ in range(2))  # type: ignore[no-untyped-call]
         assert forward, "every rank is in a pipeline"
         assert backward, "every rank is in a pipeline"
         return forward, backward
@@ -255,7 +256,7 @@ class ModelMesh:
 
     @property
     def is_counted(self) -> bool:
-        """Whether this rank's measurements of an update count, among those of the ranks with the same rows."""
+        """True on the one of the ranks with the same rows whose measurements of an update count."""
         return self.is_last_stage and self.coordinate("tensor") == self.coordinate("context") == 0
 
     @property

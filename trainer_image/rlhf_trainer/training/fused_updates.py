@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -67,16 +68,18 @@ def run_alone(updates: Updates[Result]) -> Result:
 
 def run_together(models: Sequence[tuple[ModelMesh, Updates[object]]]) -> None:
     """Run the optimizer steps of models that share their ranks: the first steps of all as one schedule, and so on."""
-    left, results = dict(enumerate(models)), dict[int, list[Tensor]]()
-    while left:
-        asked: dict[int, UpdatePasses] = {}
-        for number, (mesh, updates) in list(left.items()):
-            with recorder.counting(mesh.is_counted):
-                try:
-                    asked[number] = updates.send(results.get(number))
-                except StopIteration:
-                    del left[number]
-        results = dict(zip(asked, run_fused(list(asked.values())), strict=True)) if asked else {}
+    results: dict[int, list[Tensor] | None] = dict.fromkeys(range(len(models)))
+    while results:
+        asked = {number: _next_passes(*models[number], result) for number, result in results.items()}
+        passes = {number: each for number, each in asked.items() if each}
+        results = dict(zip(passes, run_fused(list(passes.values())), strict=True)) if passes else {}
+
+
+def _next_passes(mesh: ModelMesh, updates: Updates[object], results: list[Tensor] | None) -> UpdatePasses | None:
+    """Give a model's updates the results of their last passes; return their next passes, None if they have ended."""
+    with recorder.counting(mesh.is_counted), suppress(StopIteration):
+        return updates.send(results)
+    return None
 
 
 def run_fused(updates: Sequence[UpdatePasses]) -> list[list[Tensor]]:

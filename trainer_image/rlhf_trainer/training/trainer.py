@@ -208,7 +208,7 @@ class Trainer(ModelRunner):
         return run_alone(self.updating(fields, texts_of, loss, step=step))
 
     def updating(self, fields: Fields, texts_of: TextsFunction, loss: OutputFunction, *, step: int) -> Updates[float]:
-        """As `update`, in parts: yield the passes of the optimizer step, which may run with those of another model."""
+        """Do as `update`, but yield the passes of the optimizer step, which may run with those of another model."""
         with self.offloader.in_use(moments=True):
             computed = self.assign_rows(fields, texts_of).rows(fields)
             return (yield from self._updating(self.split(computed, texts_of, phase="update"), loss, step=step))

@@ -293,4 +293,5 @@ def require_some(job: Job, reasons: Sequence[tuple[str, Kind]]) -> None:
     if total == len(failures) > 1:
         error = EnvironmentProblem if all(kind in ("lost", "no sandbox") for _, kind in reasons) else UserCodeError
         raise error(f"{subject} failed in all {total} episodes of a rank; the first: {failures[0]}")
-    recorder.warn("episodes/failed", f"{subject} failed in {len(failures)} of {total} episodes; the first: {failures[0]}")
+    some = f"{len(failures)} of {total} episodes"
+    recorder.warn("episodes/failed", f"{subject} failed in {some}; the first: {failures[0]}")
