@@ -227,10 +227,9 @@ class ModelMesh:
 
     @cached_property
     def pipeline_ways(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """Process groups of a fused schedule, for hidden states and for gradients.
+        """Process groups of a fused schedule, for hidden states and for gradients; a collective when it is first read.
 
-        Each carries the messages of one model, one way between two ranks, which keeps their order. A collective of the
-        pool when it is first read.
+        A group carries the messages of one model, one way between two ranks, so messages keep their order.
         """
         stages, tensor = self.layout.pipeline, self.layout.tensor
         ranks = torch.arange(self.layout.world_size).view(-1, stages, tensor).transpose(1, 2)
