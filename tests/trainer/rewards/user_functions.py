@@ -6,6 +6,7 @@ import asyncio
 import collections
 import ctypes
 import itertools
+import json
 import math
 import os
 import signal
@@ -146,11 +147,16 @@ def _shut_the_sockets() -> None:
     time.sleep(1000)
 
 
+def _raise_in_a_library() -> None:
+    json.loads("{")
+
+
 def _raise_what_cannot_be_written() -> None:
     raise ValueError("half a pair: \ud800")
 
 
 raises = _when_bad(_raise)
+raises_in_a_library = _when_bad(_raise_in_a_library)
 raises_half_a_character = _when_bad(_raise_what_cannot_be_written)
 is_ended_in_real_time = _when_bad(lambda: os.kill(os.getpid(), 35))
 shuts_its_sockets = _when_bad(_shut_the_sockets)

@@ -42,6 +42,8 @@ OWN_FILES = (
     str(Path(sysconfig.get_path("purelib")) / "transformers"),
 )
 """Prefixes of file names in a traceback that belong to the trainer or to a library, not to the user's code."""
+LIBRARIES = tuple(sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib"))
+"""Folders of Python's and of installed packages: a line there is shown if no other is the user's."""
 
 
 class WrongAnswerError(Exception):
@@ -267,7 +269,8 @@ def description_of(error: BaseException, failed: object) -> str:
     text = ""
     with suppress(Exception):  # an error of the user's may have no text
         text = " ".join(str(message).split())[:MAX_SHOWN]
-    theirs = [frame for frame in frames if not frame[0].startswith(OWN_FILES)]
+    called = [frame for frame in frames if not frame[0].startswith(OWN_FILES)]
+    theirs = [frame for frame in called if not frame[0].startswith(LIBRARIES)] or called
     where = " ({}:{})".format(*theirs[-1]) if theirs else place_of(failed)
     described = f"{type(error).__name__}{': ' if text else ''}{text}{where}"
     return described.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be encoded
