@@ -43,6 +43,16 @@ SAMPLED_IDS = (
     "tests/trainer/agents/test_vllm_answers_an_agent.py",
 )
 """Tests of 10,000 conversations on a scripted engine, and of 200 on vLLM."""
+ON_LINKS = {
+    "RLHFuse": ("benchmarks/fusion.py",),
+    "FusionLLM": ("benchmarks/thin_line.py",),
+    "NOMA-MEC": ("benchmarks/upload.py", "--steps", "25"),
+    "OneFlow": ("-m", "pytest", "-q", "tests/trainer/controller", "-k", "bytes"),
+    "Reactor": ("-m", "pytest", "-q", "tests/trainer/placement/test_delays_change_no_bit.py"),
+}
+"""System -> command that measures what it gives, and fails where that is too little."""
+LAST_LINES = 8
+"""Of what such a command prints, for the row."""
 LORA, LORA_GAIN = "examples/17-helpful-lora.yaml", 0.8
 """Of the win rate above a half, what adapters have to reach of what training all weights does."""
 RIGHT_SUMS = (
@@ -304,9 +314,17 @@ def delta(folder: Path) -> dict[str, Any]:
     return _ok(rollouts.delta(folder), "changed weights are too many bytes, or give other losses")
 
 
-def weight_store(folder: Path) -> dict[str, Any]:
-    """Versions of weights in a store, which a late reader reads: bytes of a full one, a delta and an adapter."""
-    return _ok(rollouts.weight_store(folder), "deltas or adapters in a store are too many bytes")
+def thin_lines(folder: Path) -> dict[str, Any]:
+    """A figure for each system of docs/papers.md that saves time or bytes on links, or holds a run to its listing."""
+    row: dict[str, Any] = {"DCT": rollouts.weight_store(folder)}
+    missed = [] if row["DCT"]["ok"] else ["DCT"]
+    for system, words in ON_LINKS.items():
+        done = subprocess.run([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+        row[system] = done.stdout.strip().splitlines()[-LAST_LINES:]
+        missed += [system] if done.returncode else []
+    if missed:
+        raise FellShortError(f"{', '.join(missed)} fell short", row)
+    return row
 
 
 def of_rollouts(folder: Path) -> dict[str, Any]:
@@ -502,7 +520,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "streaming": streaming,
     "staleness": staleness,
     "delta": delta,
-    "weight_store": weight_store,
+    "thin_lines": thin_lines,
     "rollouts": of_rollouts,
     "monitoring": monitoring,
     "foreign_inputs": foreign_inputs,
