@@ -127,7 +127,7 @@ row = json.load(sys.stdin)
 open(sys.argv[1], "w").write(row["prompt"] + row["extra"])
 """
     troupe = Troupe(tmp_path, command=["python3", "-c", program, str(tmp_path / "row")])
-    with pytest.raises(UserCodeError, match=r"failed in all 2 .* it ended without an answer of the model"):
+    with pytest.raises(UserCodeError, match=r"failed in all 2 .* the first: ended without an answer of the model"):
         troupe.play({"extra": "!"}, {"extra": "!"})
     troupe.close()
     assert (tmp_path / "row").read_text() == "as in the file!"
