@@ -20,6 +20,10 @@ from tests.trainer.jobs import job
 LEARNS = {"reward/mean": 0.4, "reward/std": 0.5, "groups/with_signal": 0.5, "grad_norm/policy": 1.0}
 CAUSES: Mapping[str, tuple[Mapping[str, float], str]] = {
     "no reward": ({"reward/mean": 0.0, "reward/std": 0.0}, "every response got the reward 0; does the prompt ask"),
+    "failed episodes": (
+        {"reward/mean": 0.5, "reward/std": 0.0, "episodes/failed": 3.0},
+        "3 responses have no reward, and every other one got 0.5",
+    ),
     "one reward": ({"reward/mean": 1.0, "reward/std": 1e-9}, "every response got the reward 1; is the task too easy?"),
     "equal groups": ({"groups/with_signal": 0.0}, "the responses to each prompt got equal rewards; take easier"),
     "cut responses": ({"response_finished/mean": 0.0}, "every response was cut off (spec.data.maxResponseTokens)"),

@@ -237,6 +237,8 @@ def cause_of(record: Mapping[str, float], job: Job) -> str:
         return "every response was cut off (spec.data.maxResponseTokens); does the model write its end token?"
     mean, spread = record.get("reward/mean", 0.0), record.get("reward/std")
     if spread is not None and spread <= 1e-6 * max(1.0, abs(mean)) and job.sequences_per_step > 1:
+        if without := record.get("episodes/failed", 0.0) + record.get("reward/left_out", 0.0):
+            return f"{without:.0f} responses have no reward, and every other one got {mean:.6g}"
         form = "does the prompt ask for the form that the reward reads (spec.data.promptTemplate, responseExtract)?"
         return f"every response got the reward {mean:.6g}; {'is the task too easy?' if mean > 0 else form}"
     if record.get("groups/with_signal") == 0.0:
