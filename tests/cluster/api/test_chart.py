@@ -24,7 +24,7 @@ UNKNOWN_HERE = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 FORBIDDEN = {
     "read a secret": ("", "secrets", "get"),
     "list secrets": ("", "secrets", "list"),
-    "create a pod": ("", "pods", "create"),
+    "change a pod": ("", "pods", "patch"),
     "delete a Job": ("batch", "jobs", "delete"),
     "change a RayJob": ("ray.io", "rayjobs", "patch"),
     "change a job": ("rlhf.hybridflow.io", "rlhfjobs", "patch"),
