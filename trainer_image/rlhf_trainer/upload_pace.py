@@ -27,7 +27,7 @@ class UploadPace:
         """Wait until `size` bytes have come into the bucket, one process after the other."""
         if self._lifted.is_set():
             return
-        with self._bucket.open("w") as file:
+        with self._bucket.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._wait(size / self._rate)
 
