@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from rlhf_api.spec.rollout import AgentProgram
 from rlhf_trainer.agents.conversation import Conversation
 from rlhf_trainer.agents.programs import Agent
+from rlhf_trainer.environments.of_job import try_environment
+from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.function import WrongAnswerError
 from rlhf_trainer.rewards.supervision import AnswerFailure
 from rlhf_trainer.workers.agents import Program
@@ -134,3 +138,24 @@ def test_a_killed_command_has_no_error_of_its_own(code: str, kind: str) -> None:
     with pytest.raises(WrongAnswerError, match="no result, as the command") as caught:
         agent.run({"row": {}, "variables": {}})
     assert caught.value.kind == kind
+
+
+PROGRAMS: list[tuple[dict[str, Any], str]] = [
+    ({"entrypoint": "json:dumps", "arguments": {"obj": 1}}, "multiple values for argument 'obj'"),
+    ({"entrypoint": "os.path:exists", "arguments": {"n": 1}}, "got an unexpected keyword argument 'n'"),
+    ({"command": ["no-such-program", "a.py"]}, "there is no program no-such-program"),
+    ({"command": [sys.executable, "-c", "pass"]}, ""),
+]
+
+
+@pytest.mark.parametrize(("program", "error"), PROGRAMS)
+def test_what_would_end_every_episode_is_told_before_the_run(
+    program: dict[str, Any], error: str, troupe: Troupe
+) -> None:
+    rollout = troupe.job.spec.rollout.model_copy(update={"agent": AgentProgram(**program)})
+    job = troupe.job.model_copy(update={"spec": troupe.job.spec.model_copy(update={"rollout": rollout})})
+    told = (
+        pytest.raises(UserCodeError, match=f"spec.rollout.agent: .* check raised .*{error}") if error else nullcontext()
+    )
+    with told:
+        try_environment(job, {"check": None})

@@ -1,10 +1,13 @@
 """Programs of agents, a user's function or a command, for a guarded process: so the imports here are quick."""
 
+import inspect
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rlhf_trainer.rewards.function import MAX_SHOWN, WrongAnswerError, imported
@@ -23,6 +26,14 @@ class Agent:
         """entrypoint: the user's function; command: a command instead; arguments: those of the function."""
         self._function = imported(entrypoint) if entrypoint else None
         self._command, self._arguments = command or (), arguments or {}
+
+    def check(self, given: None) -> None:  # noqa: ARG002 a call of an episode has one argument
+        """Raise what would end every episode: a function that cannot take the arguments, or a command not found."""
+        if self._function:
+            with suppress(ValueError):  # a function in C may not show its parameters
+                inspect.signature(self._function).bind({}, **self._arguments)
+        elif shutil.which(self._command[0]) is None:
+            raise FileNotFoundError(f"there is no program {self._command[0]}")
 
     def run(self, given: Mapping[str, Any]) -> Any:
         """Run the program; returns the function's result, which may be awaited, or None for a command.

@@ -367,9 +367,10 @@ ANSWERS: Mapping[str, Callable[[Any], Any]] = {
     "reset": _messages,
     "step": _step,
     "run": _reward,
+    "check": lambda found: found,
     "schemas": lambda found: found,
 }
-"""Method of an environment -> check that returns the method's result as JSON values; `schemas` is not checked.
+"""Method of an environment -> check that returns the method's result as JSON values; the last two are not checked.
 
 The episode's process checks, so that a failure names the user's line, and the trainer does, which trusts no process.
 """

@@ -284,7 +284,8 @@ class JobCheck:
         first = data.sample(data.train, 0, RESPONSE)
         held_out = [data.sample(data.held_out, 0, RESPONSE)] if self._job.spec.evaluation else []
         if self._job.spec.rollout.agent:
-            self._tried(try_environment, self._job, {})
+            has_own_image = self._job.spec.sandbox and self._job.spec.sandbox.image
+            self._tried(try_environment, self._job, {} if has_own_image else {"check": None})
         if self._job.spec.rollout.environment:
             calls = {"reset": {"prompt": first.prompt, **first.columns}, "step": RESPONSE}
             self._tried(try_environment, self._job, calls)
