@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -77,6 +78,12 @@ def run(output: Path, *, kill_driver: bool, kept: bool) -> None:
         print()
         for name, each in measured["seconds"].items():
             print(f"{name:<12} {each:6.0f} s")
+        for name, each in measured["jobs"].items():
+            print(
+                "{:<12} started in {:.0f} s of pods and Ray, {:.0f} s of the trainer".format(
+                    name, *each["start"].values()
+                )
+            )
         print(f"the model of {PPO}, {measured['model']}, was copied to {output / 'model'}")
         if kept:
             print("the cluster stays until Ctrl-C", flush=True)
@@ -100,17 +107,36 @@ def train(running: Cluster, *, kill_driver: bool) -> dict[str, Any]:
     began = time.monotonic()
     seconds: dict[str, float] = {}
     ended: dict[str, golden_path.Document] = {}
+    starts: dict[str, dict[str, float]] = {}
     with shown(running):
         for name in NAMES:
+            begun = golden_path.until(running, NAMESPACE, name, golden_path.step, SECONDS)
+            starts[name] = start_of(running, name, begun)
             if kill_driver and name == PPO:
                 disturb(running)
             ended[name] = golden_path.succeeded(running, NAMESPACE, name, SECONDS)
             seconds[name] = time.monotonic() - began - sum(seconds.values())
     return {
         "seconds": seconds,
-        "jobs": {name: figures(each) for name, each in ended.items()},
+        "jobs": {name: figures(each) | {"start": starts[name]} for name, each in ended.items()},
         "model": ended[PPO]["output"]["uri"],
     }
+
+
+def start_of(running: Cluster, name: str, begun: golden_path.Document) -> dict[str, float]:
+    """Seconds of a job's start: until its trainer has begun (pods and Ray), and from there until a step is seen.
+
+    begun: status of the job with a step. A cluster that stays for the next job could save the first part only.
+    """
+    own = running.folder_of_claim(NAMESPACE, f"{name}-output") / name / "status.json"
+    trainer = since(json.loads(own.read_text())["startTime"])
+    attempt = since(begun["attempts"][-1]["startTime"])
+    return {"pods_and_ray": attempt - trainer, "trainer": trainer}
+
+
+def since(timestamp: str) -> float:
+    """Seconds that have passed since a time of a status."""
+    return (datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds()
 
 
 def keep(running: Cluster, measured: dict[str, Any], output: Path) -> None:

@@ -155,6 +155,7 @@ def check_balanced(name: str) -> None:
         check(name, CASES[name], peaks(name)[name])
 
 
+@pytest.mark.slow
 def test_experts_over_ranks_hold_what_the_mapper_says() -> None:
     check_balanced(SHORT)
 

@@ -24,7 +24,7 @@ __all__ = ["vllm_ranks"]
 
 VOCAB_SIZE = 512
 """Of the tokenizer, which encodes what the program says."""
-RANKS = [(2, 12), *(pytest.param(1, count, marks=pytest.mark.slow) for count in (60, 200))]
+RANKS = [(2, 6), *(pytest.param(1, count, marks=pytest.mark.slow) for count in (60, 200))]
 """Numbers of ranks of an engine, and of episodes that it plays."""
 
 

@@ -92,7 +92,7 @@ def draft_with_new_weights(folder: str, draft: str, groups: tuple[tuple[int, ...
 
 
 @pytest.mark.parametrize(
-    "groups", [pytest.param(((0,),), id="one rank", marks=pytest.mark.slow), pytest.param(((0, 1),), id="two shards")]
+    "groups", [pytest.param(((0,),), id="one rank"), pytest.param(((0, 1),), id="two shards", marks=pytest.mark.slow)]
 )
 def test_a_model_drafts_for_others(tmp_path: Path, vllm_ranks: RunRanks, groups: tuple[tuple[int, ...], ...]) -> None:
     folder, draft = save_config(tmp_path / "model", "llama"), save_config(tmp_path / "draft", "llama")

@@ -163,7 +163,7 @@ def test_responses_with_new_weights_are_generated_again(
     [
         pytest.param(0, install, id="waited for", marks=pytest.mark.slow),
         pytest.param(2, install, id="ahead"),
-        pytest.param(0, partial(install, sees_losses=True), id="over a network"),
+        pytest.param(0, partial(install, sees_losses=True), id="over a network", marks=pytest.mark.slow),
     ],
 )
 def test_an_exchange_without_a_rank_is_aborted_on_nccl(

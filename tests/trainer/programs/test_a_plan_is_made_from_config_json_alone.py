@@ -243,7 +243,10 @@ def test_the_plan_says_which_network_it_counts_on(manifest: Path) -> None:
     assert "Gb/s" not in plan(manifest, "--nodes=1", "--gpus-per-node=8", "--gpu=h200-141g")[1]
 
 
-@pytest.mark.parametrize(("encoding", "options"), [("ascii", []), ("latin-1", ["--objective=fewest-gpus=1e-9"])])
+@pytest.mark.parametrize(
+    ("encoding", "options"),
+    [("ascii", []), pytest.param("latin-1", ["--objective=fewest-gpus=1e-9"], marks=pytest.mark.slow)],
+)
 def test_a_terminal_without_such_characters_is_told_all_the_same(
     manifest: Path, options: list[str], encoding: str
 ) -> None:
@@ -267,7 +270,7 @@ def test_the_timeline_or_the_graph_is_drawn(manifest: Path, tmp_path: Path) -> N
     assert plan(manifest, "nobody", *TWO_NODES)[0] == 2
 
 
-@pytest.mark.parametrize("options", [[], list(TWO_NODES)])
+@pytest.mark.parametrize("options", [[], pytest.param(list(TWO_NODES), marks=pytest.mark.slow)])
 def test_neither_torch_nor_ray_nor_vllm_is_needed(options: list[str]) -> None:
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED!r})); "

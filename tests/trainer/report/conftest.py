@@ -3,7 +3,7 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,33 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.commands.cli import app
+from rlhf_trainer.report import plots
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
 
 ROOT = Path(__file__).parents[3]
 SFT, RM, PPO = JOBS = load(ROOT / "examples" / "01-helpful-ppo.yaml")
 VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+def drawn_once(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that draws a picture once for the same numbers."""
+    drawn: dict[str, Any] = {}
+
+    def found(*arguments: Any) -> Any:
+        if (key := repr(arguments)) not in drawn:
+            drawn[key] = draw(*arguments)
+        return drawn[key]
+
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_pictures() -> Iterator[None]:
+    """Let pages of the same run share their pictures, whose drawing is most of the time of a page."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("lines", "stack", "distributions"):
+            patch.setattr(plots, name, drawn_once(getattr(plots, name)))
+        yield
 
 
 class Page(HTMLParser):

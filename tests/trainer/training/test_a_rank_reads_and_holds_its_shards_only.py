@@ -210,7 +210,7 @@ def save_everywhere(folder: str, output: str, layout: ParallelSizes) -> tuple[in
     ("tied", "layout"),
     [
         (True, ParallelSizes(data=1, pipeline=2, tensor=2)),
-        (False, ParallelSizes(data=4, replicas=2)),
+        pytest.param(False, ParallelSizes(data=4, replicas=2), marks=pytest.mark.slow),
         (True, ParallelSizes(data=3, tensor=2)),
     ],
     ids=["stages of tensor-parallel ranks, tied", "replicas, untied", "a vocabulary that 2 x 3 ranks cut unevenly"],

@@ -6,7 +6,7 @@ With epsilon 1 and learning rate 1 a step of AdamW is nearly the gradient itself
 import copy
 from collections.abc import Callable
 from functools import cache
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from tests.trainer.tiny import save_tiny
 from tests.trainer.training.test_losses_do_not_depend_on_ranks_micro_batches_or_padding import CASES, worker_of
 from tests.trainer.weights import weights_by_pieces
 
-RANKS, STEPS, MAX_FAST = 8, 2, 12
+RANKS, STEPS = 8, 2
 ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "SFT": ("SFT", {}),
     "DPO": ("DPO actor", {}),
@@ -37,15 +37,8 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
 AXES = {"pipeline": (1, 2), "tensor": (1, 2), "expert": (1, 2, 4), "context": (1, 2), "replicas": (1, 2)}
 Layout = tuple[int, ...]
 """A size of each axis."""
-FAST: dict[Layout, str] = {
-    (1, 1, 1, 1, 2): "GRPO",
-    (1, 1, 2, 2, 1): "LoRA",
-    (1, 2, 4, 2, 2): "PPO critic",
-    (2, 1, 4, 1, 1): "SFT",
-    (2, 2, 1, 2, 1): "PPO actor",
-    (2, 2, 2, 1, 2): "DPO",
-}
-"""Layouts in which each pair of sizes occurs, with each algorithm once at least; the other tests are slow."""
+FAST: dict[Layout, str] = {(1, 1, 1, 1, 2): "GRPO", (2, 1, 4, 1, 1): "SFT", (2, 2, 1, 2, 1): "PPO actor"}
+"""Layouts with one size of each axis above 1 at least; the other tests are slow."""
 
 
 def sizes_of(layout: Layout) -> ParallelSizes:
@@ -68,14 +61,8 @@ def possible_layouts() -> list[Layout]:
     return found
 
 
-def pairs(layout: Layout) -> set[tuple[Any, ...]]:
-    return set(combinations(zip(AXES, layout, strict=True), 2))
-
-
-def test_each_possible_pair_of_sizes_and_each_algorithm_is_tried() -> None:
-    assert set().union(*map(pairs, FAST)) == set().union(*map(pairs, possible_layouts()))
-    assert set(FAST.values()) == set(ALGORITHMS)
-    assert len(FAST) <= MAX_FAST
+def test_each_axis_is_cut() -> None:
+    assert [max(sizes) > 1 for sizes in zip(*FAST, strict=True)] == [True] * len(AXES)
 
 
 mesh_of = cache(ModelMesh)
