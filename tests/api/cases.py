@@ -177,7 +177,11 @@ RIGHT: dict[str, Case] = {
     "held-out rows of one's own": Case("PPO", ("evaluation={data: {entrypoint: 'a:rows', columns: [answer]}}",)),
     "callbacks": Case("PPO", ("outputs.callbacks=[{entrypoint: 'a:One', arguments: {n: 1}}, {entrypoint: 'a:One'}]",)),
     "trackers": Case(
-        "PPO", ("outputs={tensorboard: true, wandb: {project: a}, mlflow: {uri: 'http://h:1', experiment: b}}",)
+        "PPO",
+        (
+            "outputs={tensorboard: true, wandb: {project: a}, mlflow: {uri: 'http://h:1', experiment: b}}",
+            "outputs.otel.endpoint='http://collector:4318'",
+        ),
     ),
     "a service as reward": Case("PPO", ("models.reward={url: 'http://[::1]:8000/x', tokenVariable: T}",)),
     "a sum as reward": Case(
@@ -1046,6 +1050,9 @@ WRONG: dict[str, Case] = {
     "a query in a URL": Case("PPO", ("models.reward={url: 'http://host/a?b=c'}",), "spec.models.reward.url"),
     "a password in the URL of a tracker": Case(
         "PPO", ("outputs.mlflow={uri: 'http://me:x@host', experiment: a}",), "spec.outputs.mlflow.uri"
+    ),
+    "a collector without a scheme": Case(
+        "PPO", ("outputs.otel={endpoint: 'collector:4318'}",), "spec.outputs.otel.endpoint"
     ),
     "a project with a character that W&B refuses": Case(
         "PPO", ("outputs.wandb={project: team/a}",), "spec.outputs.wandb.project"

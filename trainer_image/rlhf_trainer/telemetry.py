@@ -1,9 +1,11 @@
 """Measurements of each process (weighted means, deviations, maxima, sums, time spans), and their merge."""
 
 import math
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, SupportsFloat
 
@@ -16,8 +18,15 @@ CONTROLLER = "controller"
 ENDPOINTS = "rollout.endpoints"
 """Pool name of the process that calls external generation servers. The process takes no GPU or CPU worker."""
 
-MAX_WARNING = 2000
-"""Most characters of a warning."""
+EPISODE, MODEL_CALL, ENVIRONMENT, TOOL = "episode", "model", "environment", "tool"
+"""Phases of episodes: a whole one; an answer of the model; a call of the environment; and a call of a tool."""
+OF_EPISODES = (EPISODE, MODEL_CALL, ENVIRONMENT, TOOL)
+"""Phases whose spans overlap on a rank; they lie within the rank's generation, which alone is counted as its work."""
+
+MAX_WARNING, MAX_NAME = 2000, 100
+"""Most characters of a warning, and of a span's name."""
+_INSIDE: ContextVar[int] = ContextVar("_INSIDE", default=0)
+"""Id of the innermost open span of this thread; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,9 @@ class Span:
     end: float
     pool: str = ""
     """Name of the rank's pool, as each pool has a rank 0; empty for the controller and under torchrun."""
+    parent: int = 0
+    """Id of the span of this rank within which this one lies; 0: none but the step's."""
+    id: int = field(default_factory=lambda: secrets.randbits(64) or 1, compare=False)
 
 
 @dataclass
@@ -60,7 +72,7 @@ class StepReport:
     examples: Sequence[str] = ()
     """Descriptions of up to two responses of the step."""
     spans: Sequence[Span]
-    """Timed activities of every rank and of the controller in the step."""
+    """Timed activities of every rank and of the controller in the step; the first is the step itself."""
 
 
 class Recorder:
@@ -121,15 +133,32 @@ class Recorder:
     @contextmanager
     def span(self, phase: str, name: str = "", *, since: float | None = None) -> Iterator[None]:
         """Time the block; `since`: an earlier start, if the activity began elsewhere (by that machine's clock)."""
-        start = min(time.time(), since or math.inf)
+        opened = self.begin(phase, name, start=min(time.time(), since or math.inf))
+        token = _INSIDE.set(opened.id)
         try:
             yield
         finally:
-            self._report.spans.append(Span(phase, name or phase, self.rank, start, time.time(), self.pool))
+            _INSIDE.reset(token)
+            self.end(opened)
             if phase not in (TRANSFER, CONTROLLER):
                 used, limit = memory_in_use()
                 self.maximum(f"memory_bytes/{phase}", used)
                 self.maximum("memory_used", used / limit)
+
+    def begin(self, phase: str, name: str = "", *, within: Span | None = None, start: float | None = None) -> Span:
+        """Return the beginning of a span that `end` records; within: its parent, by default the thread's open span.
+
+        Unlike `span`, spans of one thread may overlap, such as those of episodes.
+        """
+        words = (name or phase).encode(errors="backslashreplace").decode()[:MAX_NAME]  # the model may have written it
+        began, parent = time.time() if start is None else start, within.id if within else _INSIDE.get()
+        return Span(phase, words, self.rank, began, began, self.pool, parent)
+
+    def end(self, begun: Span, end: float | None = None) -> Span:
+        """Record a span that has begun, and return it; end: seconds of this machine's clock, by default now."""
+        ended = replace(begun, end=time.time() if end is None else end)
+        self._report.spans.append(ended)
+        return ended
 
     def drain(self) -> Report:
         """Return this process's measurements since the last call, and begin an empty report."""

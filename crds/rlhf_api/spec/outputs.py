@@ -25,11 +25,20 @@ class MLflow(Spec):
     experiment: Text = Field(description="Experiment that the run belongs to; created if it does not exist.")
 
 
+class OpenTelemetry(Spec):
+    """A collector of traces, by OTLP over HTTP; OTEL_EXPORTER_OTLP_HEADERS may hold its credentials."""
+
+    endpoint: ServiceUrl = Field(
+        description="URL of the collector, to which /v1/traces is added, such as http://collector:4318."
+    )
+
+
 class Outputs(Spec):
-    """Receivers of the lines of metrics.jsonl; secrets come from the environment only."""
+    """Receivers of the lines of metrics.jsonl, and of traces; secrets come from the environment only."""
 
     tensorboard: bool = Field(False, description="Write event files to tensorboard/<job> in the run folder.")
     wandb: WandB | None = Field(None, description="Run in Weights & Biases that gets the metrics.")
     mlflow: MLflow | None = Field(None, description="Run in MLflow that gets the metrics.")
+    otel: OpenTelemetry | None = Field(None, description="Collector that gets the spans of each step as a trace.")
     callbacks: Listed[EntryPoint] = Field((), max_length=16)
     """Classes of your own, with step(record) and close(summary)."""

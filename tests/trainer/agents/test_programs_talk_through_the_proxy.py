@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.telemetry import EPISODE, MODEL_CALL, TOOL
 from rlhf_trainer.workers.agents import EndedEpisode
 from rlhf_trainer.workers.samples import sample_of, turns_of
 from tests.trainer.agents.stage import PROMPT, Troupe, answers_on_branches
@@ -118,6 +120,20 @@ def test_counts_of_episodes_are_measured(episodes: dict[str, EndedEpisode], trou
     assert sentence == (
         "talk: spec.rollout.agent: calls asked for seed, temperature, but the job's sampling and template hold"
     )
+
+
+def test_calls_and_tools_are_spans_of_their_episode(episodes: dict[str, EndedEpisode], troupe: Troupe) -> None:
+    spans = {span.id: span for span in troupe.report.spans}
+    whole = [span for span in spans.values() if span.phase == EPISODE]
+    calls = Counter(span.parent for span in spans.values() if span.phase == MODEL_CALL)
+    assert len(whole) == len(LEARNED)
+    assert sum(calls.values()) >= sum(played.facts["calls"] for played in episodes.values()), "dropped ones, too"
+    assert set(calls) == {span.id for span in whole}
+    for span in (each for each in spans.values() if each.phase != EPISODE):
+        outer = spans[span.parent]
+        assert outer.start <= span.start <= span.end <= outer.end
+    (tool,) = (span for span in spans.values() if span.phase == TOOL)
+    assert (tool.name, calls[tool.parent]) == ("add", LEARNED["tools"][0])
 
 
 def test_the_row_is_that_of_the_file_with_the_named_columns(tmp_path: Path) -> None:

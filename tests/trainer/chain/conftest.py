@@ -14,6 +14,7 @@ import pytest
 
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.leftovers import SECRETS
+from tests.trainer.outputs.collector import Collector
 from tests.trainer.tiny import save_tiny
 
 ROOT = Path(__file__).parents[3]
@@ -66,10 +67,18 @@ def only_ppo_left(chain: tuple[Path, str], output: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def collector() -> Iterator[Collector]:
+    """What gets the spans of the chain's PPO."""
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> tuple[Path, str]:
     """(run folder, what the terminal showed) of the shortened chain on one pool of two slots."""
     output = tmp_path_factory.mktemp("chain") / "run"
-    done = rlhf("run", MANIFEST, "--output", output, *SHORT, *KEPT, "--tensorboard", "--trace")
+    traced = f"--set=helpful-ppo:outputs.otel.endpoint={collector.url}"
+    done = rlhf("run", MANIFEST, "--output", output, *SHORT, *KEPT, traced, "--tensorboard", "--trace")
     assert done.returncode == 0, done.stderr
     return output, done.stdout
 

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlhf_trainer.run_folder.step_metrics import metric_of
 from tests.trainer.chain.conftest import MANIFEST, records, rlhf
+from tests.trainer.outputs.collector import Collector, assert_same, in_microseconds, traced
 
 JOBS = ("helpful-sft", "helpful-rm", "helpful-ppo")
 Chain = tuple[Path, str]
@@ -66,6 +67,21 @@ def test_what_happens_on_a_rank_happens_one_after_the_other(timeline: list[dict[
         mine = sorted((event for event in ranks if event["tid"] == rank), key=lambda event: event["ts"])
         assert len(mine) > 3 * 10
         assert all(earlier["ts"] + earlier["dur"] <= later["ts"] + 1 for earlier, later in pairwise(mine))
+
+
+def test_each_step_is_a_trace_of_the_same_spans(
+    chain: Chain, timeline: list[dict[str, Any]], collector: Collector
+) -> None:
+    assert [span.name for span in collector.spans if not span.parent] == ["rl.loop"] * 3
+    assert collector.resource["rl.algorithm"] == "PPO"
+    assert collector.resource["rl.run.id"] == str((chain[0] / "helpful-ppo").resolve())
+    assert {each.name for each in collector.spans} >= {"rl.loop", "rl.sample", "rl.reward", "rl.train", "rl.sync"}
+    for span in collector.spans:
+        outer = collector.parent_of(span)
+        assert outer is None or outer.start <= span.start <= span.end <= outer.end, span
+        assert outer is None or outer.trace == span.trace
+    assert_same(in_microseconds(collector.spans), traced(timeline))
+    assert (chain[0] / "helpful-ppo" / "events.log").read_text().count("spec.outputs.otel") == 0
 
 
 def test_a_metrics_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:

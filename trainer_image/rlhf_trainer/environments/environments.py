@@ -37,6 +37,10 @@ TAKEN = {"begun": True}
 """Message of the trainer's thread for an episode: a sandbox has taken its request."""
 TAKEN_BY_SANDBOX = object()
 """Marks the news that a sandbox has taken the request; it is no answer."""
+TOOL_TIMES, MAX_TIMES = "tool_times", 100
+"""Key of a message that has the times of tools, and attribute of `Tools` with them; most of an answer that are read."""
+ToolTime = tuple[str, float, float]
+"""Name of a tool, and seconds from the start of the step to the call's start and end."""
 OpenSandbox = Callable[[int], tuple[socket.socket, Callable[[], None]]]
 """Function (seed) -> the socket that answers for a new episode in a sandbox, and a function that ends the episode."""
 
@@ -57,6 +61,8 @@ class RunningEpisode:
     """Number of reasons for which its time is paused."""
     waits: bool = False
     """True until a sandbox has taken its request; its time is paused until then."""
+    tool_times: Sequence[ToolTime] = ()
+    """Calls of tools in the last answer."""
 
 
 class Environments:
@@ -121,6 +127,7 @@ class Environments:
             return  # the episode has failed, and `answers` says so
         episode = self._episodes[number]
         episode.method, episode.until, episode.pauses = method, time.monotonic() + self._seconds, 0
+        episode.tool_times = ()
         if episode.waits:
             self.pause(number)
         with suppress(OSError):  # it has ended, which its socket says when it is read
@@ -159,6 +166,10 @@ class Environments:
             found.append((number, self._lateness()))
             self._drop_request(self._episodes[number])
         return found
+
+    def tool_times(self, number: int) -> Sequence[ToolTime]:
+        """Return the calls of tools in an episode's last answer."""
+        return self._episodes[number].tool_times if number in self._episodes else ()
 
     def end(self, number: int) -> str:
         """End an episode's process and its descendants; returns how the process ended, empty if unknown.
@@ -205,7 +216,7 @@ class Environments:
             self.resume(number)
             return TAKEN_BY_SANDBOX
         self._drop_request(episode)
-        answer = answer_in(message, episode.method)
+        answer, episode.tool_times = answer_in(message, episode.method), tool_times_in(message)
         if episode.method == "step" and not self._has_rewards and isinstance(answer, list) and answer[1]:
             return AnswerFailure(f"step gave as reward {answer[1]}, but tools give none")
         return answer
@@ -235,6 +246,14 @@ def answer_in(message: Any, method: str) -> Any:
         failure = AnswerFailure(f"{method} gave {error}")
     what = failure.what[:MAX_PROBLEM].encode(errors="backslashreplace").decode()  # it is written to logs
     return replace(failure, what=what)
+
+
+def tool_times_in(message: Any) -> list[ToolTime]:
+    """Return the calls of tools that a message tells; what has another form is left out, as the model may write it."""
+    told = message.get(TOOL_TIMES) if isinstance(message, dict) else None
+    given = told[:MAX_TIMES] if isinstance(told, list) else []
+    three = [(each[0], each[1], each[2]) for each in given if isinstance(each, list) and len(each) == 3]
+    return [each for each in three if tuple(map(type, each)) == (str, float, float) and 0 <= each[1] <= each[2]]
 
 
 def serve(channel: socket.socket, entrypoints: str) -> None:
@@ -313,7 +332,8 @@ class EpisodeServer:
                 self._environment = self._make(**self._arguments)
             called, function = method, getattr(type(self._environment), method, self._make)
             found = self._awaited(getattr(self._environment, method)(given))
-            return {"answer": ANSWERS[method](found)}
+            times = getattr(self._environment, TOOL_TIMES, None) if method == "step" else None
+            return {"answer": ANSWERS[method](found), **({TOOL_TIMES: times} if times else {})}
         except WrongAnswerError as error:
             return {"problem": f"{method} gave {error}{place_of(function)}", "kind": error.kind}
         except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises

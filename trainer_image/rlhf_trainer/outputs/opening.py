@@ -57,6 +57,10 @@ def open_listeners(options: OutputOptions, output: Path, warn: Callable[[str], N
             from rlhf_trainer.outputs.event_files import EventFiles
 
             found.append(EventFiles(output / "tensorboard"))
+        if job.spec.outputs.otel:
+            from rlhf_trainer.outputs.spans import SpanSender
+
+            found.append(SpanSender(job, folder, warn))
         return found + [Tracker(service, folder, warn) for service in services(job, folder.path)]
 
     with ExitStack() as stack:
@@ -86,12 +90,17 @@ def services(job: Job, folder: Path) -> list[Service]:
 def require_trackers(job: Job, output: Path) -> None:
     """Raise one error that names all trackers of a job with a missing package, a wrong class or no answer."""
     found: list[TrainerError] = []
-    for service in services(job, output / job.name):
+    checks = {service.field: service.check for service in services(job, output / job.name)}
+    if job.spec.outputs.otel:
+        from rlhf_trainer.outputs.spans import FIELD, require_package
+
+        checks[f"{job.name}: {FIELD}"] = require_package
+    for field, check in checks.items():
         try:
-            service.check()
+            check()
         except ModuleNotFoundError as error:
             package = f"the Python package {error.name} is not installed; it is in rlhf-operator[trackers]"
-            found.append(EnvironmentProblem(f"{service.field}: {package}"))
+            found.append(EnvironmentProblem(f"{field}: {package}"))
         except TrainerError as error:
             found.append(error)
     if found:

@@ -2,16 +2,19 @@
 
 import json
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
 from rlhf_trainer.run_folder.attempt import replace
-from rlhf_trainer.telemetry import CONTROLLER, Span, StepReport
+from rlhf_trainer.telemetry import CONTROLLER, EPISODE, OF_EPISODES, Span, StepReport
 
 FIRST_STEPS, LATEST_STEPS = 5, 20
 """Numbers of steps in trace.json: the first ones of the attempt, and with `--trace` also the latest ones."""
+MAX_OF_EPISODES = 5000
+"""Most spans of episodes of a step in trace.json; the event of the step tells how many are left out."""
 
 
 class Trace:
@@ -34,8 +37,7 @@ class Trace:
             return
         if self._origin is None:
             self._origin = min(span.start for span in report.spans)
-        number = int(report.record["step"])
-        text = ",\n".join(json.dumps(self._event(span, number, self._origin)) for span in report.spans)
+        text = ",\n".join(json.dumps(event) for event in self._events(report, self._origin))
         (self._first if len(self._first) < FIRST_STEPS else self._latest).append(text)
         events = ",\n".join([*self._names.values(), *self._first, *self._latest])
         replace(self._path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n')
@@ -43,8 +45,30 @@ class Trace:
     def end(self, phase: Phase) -> None:
         """Do nothing: every step is already in the file."""
 
-    def _event(self, span: Span, step: int, origin: float) -> dict[str, Any]:
-        """Return the trace event of a rank's span of work; times in microseconds from the start of the first step."""
+    def _events(self, report: StepReport, origin: float) -> Iterator[dict[str, Any]]:
+        """Yield the trace events of a step; times in microseconds from `origin`, the start of the first step.
+
+        Episodes overlap on their rank, so each is an asynchronous event; its requests and tools share its id.
+        """
+        step: dict[str, Any] = {"step": int(report.record["step"])}
+        inner = sorted(
+            (span for span in report.spans if span.phase in OF_EPISODES), key=lambda span: (span.start, -span.end)
+        )
+        left_out = {"left_out": len(inner) - MAX_OF_EPISODES} if len(inner) > MAX_OF_EPISODES else {}
+        for place, span in enumerate(report.spans):
+            if span.phase not in OF_EPISODES:
+                duration, told = _microseconds(span.end - span.start), step if place else step | left_out
+                yield {**self._event("X", span, span.start - origin), "cat": span.phase, "dur": duration, "args": told}
+        episodes = dict[int, int]()
+        for span in inner[:MAX_OF_EPISODES]:
+            episodes[span.id] = episodes.get(span.parent, span.id)
+            told = step | {"phase": span.phase}
+            yield {**self._event("b", span, span.start - origin), "id": f"{episodes[span.id]:x}", "args": told}
+        for span in reversed(inner[:MAX_OF_EPISODES]):
+            yield {**self._event("e", span, span.end - origin), "id": f"{episodes[span.id]:x}"}
+
+    def _event(self, kind: str, span: Span, seconds: float) -> dict[str, Any]:
+        """Return what each event of a span has; seconds: time of the event from the start of the first step."""
         name = CONTROLLER if span.phase == CONTROLLER else f"pool {span.pool}"
         process = self._processes.setdefault(name, len(self._processes))
         if (process, span.rank) not in self._names:
@@ -54,15 +78,11 @@ class Trace:
                 "thread_name": {"name": "algorithm" if name == CONTROLLER else f"rank {span.rank}"},
             }
             shared = {"pid": process, "tid": span.rank}
-            texts = (json.dumps({"ph": "M", "name": kind, **shared, "args": each}) for kind, each in names.items())
+            texts = (json.dumps({"ph": "M", "name": key, **shared, "args": each}) for key, each in names.items())
             self._names[process, span.rank] = ",\n".join(texts)
-        return {
-            "ph": "X",
-            "name": span.name,
-            "cat": span.phase,
-            "pid": process,
-            "tid": span.rank,
-            "ts": round(1e6 * (span.start - origin), 1),
-            "dur": round(1e6 * (span.end - span.start), 1),
-            "args": {"step": step},
-        }
+        placed = {"pid": process, "tid": span.rank, "ts": _microseconds(seconds)}
+        return {"ph": kind, "name": span.name, "cat": EPISODE, **placed}
+
+
+def _microseconds(seconds: float) -> float:
+    return round(1e6 * seconds, 1)

@@ -21,6 +21,7 @@ from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.run.step_models import Handle, Rows
 from rlhf_trainer.telemetry import (
     CONTROLLER,
+    OF_EPISODES,
     Report,
     Span,
     StepReport,
@@ -284,8 +285,9 @@ def report_of(number: int, began: float, reports: Sequence[Report]) -> StepRepor
     """
     seconds = time.time() - began
     spans = [span for report in reports for span in report.spans]
-    record = {"step": number, **merge(reports), **phase_seconds(spans, seconds), **slot_seconds(spans, seconds)}
-    record |= utilization(record, spans, seconds) | idle_shares(record, spans) | effective_share(record)
+    work = [span for span in spans if span.phase not in OF_EPISODES]
+    record = {"step": number, **merge(reports), **phase_seconds(work, seconds), **slot_seconds(work, seconds)}
+    record |= utilization(record, work, seconds) | idle_shares(record, work) | effective_share(record)
     for name in ("peak_flops", "correction/squared_weight"):
         record.pop(name, None)
     if "tokens" in record:

@@ -18,13 +18,14 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_trainer.agents.conversation import Call, Conversation
 from rlhf_trainer.agents.openai_format import MODEL, REWARD, RefusalError, few_names, object_of, read_request, refusing
 from rlhf_trainer.agents.proxy import HOST, PendingRequest, Proxy
+from rlhf_trainer.chat import name_of
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.rewards.function import number_of
 from rlhf_trainer.rewards.supervision import AnswerFailure, Kind
-from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.telemetry import EPISODE, MODEL_CALL, TOOL, Span, recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.episodes import ResponseEnded, require_some
@@ -82,6 +83,15 @@ class Program:
     """Numbers of the calls that the engine answers."""
     since: float = field(default_factory=time.monotonic)
     """Time from which no call was under way."""
+    span: Span = field(default_factory=lambda: recorder.begin(EPISODE))
+    tools: list[Span] = field(default_factory=list)
+    """Spans of the tools that the last answer asked for; they end with the program's next request."""
+
+    def end_tools(self) -> None:
+        """Record the spans of the tools."""
+        for each in self.tools:
+            recorder.end(each)
+        self.tools = []
 
     def end(self, found: Any, prompt: Ids, *, needs_reward: bool) -> EndedEpisode:
         """Return the ended episode; found: result or failure; needs_reward: whether no one else gives one."""
@@ -129,8 +139,8 @@ class ProgramRunner:
         self._numbers = itertools.count()
         self._programs: dict[str, Program] = {}
         """Running programs by the key of their episode."""
-        self._calls: dict[int, tuple[PendingRequest, Call, float]] = {}
-        """Number -> call under way, and the time at which the engine got it."""
+        self._calls: dict[int, tuple[PendingRequest, Call, float, Span]] = {}
+        """Number -> call under way, the time at which the engine got it, and its span."""
         self._rows: Mapping[int, Row] = {}
         self._waiting, self._commands = deque[int](), EngineCommands()
         self._seed: Callable[[int, int], int] = lambda *_: 0
@@ -161,7 +171,7 @@ class ProgramRunner:
         """Send a program the engine's response to its call."""
         if number not in self._calls:
             return
-        pending, call, begun = self._calls[number]
+        pending, call, begun, _ = self._calls[number]
         program = self._programs[pending.key]
         program.facts["waiting_seconds"] += begun - pending.arrived
         program.facts["model_seconds"] += time.monotonic() - begun
@@ -169,6 +179,8 @@ class ProgramRunner:
             with refusing():
                 answer = object_of(call.request, program.conversation.end(call, response))
             pending.reply(answer, streams=call.request.streams)
+            asked = call.answer.get("tool_calls", ()) if call.answer else ()
+            program.tools += [recorder.begin(TOOL, name_of(each), within=program.span) for each in asked]
         except RefusalError as refusal:
             self._refuse(program, pending, refusal)
         self._forget(number)
@@ -198,7 +210,8 @@ class ProgramRunner:
             self._environments.pause(program.row)
             program.facts["program_seconds"] += now - program.since
         program.under_way.add(number)
-        self._calls[number] = pending, call, now
+        program.end_tools()
+        self._calls[number] = pending, call, now, recorder.begin(MODEL_CALL, within=program.span)
         options = {"max_tokens": call.max_tokens, "stop": request.stop}
         self._commands.begun.append((number, call.prompt, self._seed(program.row, call.number), options))
 
@@ -219,7 +232,9 @@ class ProgramRunner:
 
     def _forget(self, number: int) -> None:
         """Take a call from those under way; without another the program's time goes on."""
-        program = self._programs[self._calls.pop(number)[0].key]
+        pending, _, _, span = self._calls.pop(number)
+        recorder.end(span)
+        program = self._programs[pending.key]
         program.under_way.discard(number)
         if not program.under_way:
             program.since = time.monotonic()
@@ -239,6 +254,8 @@ class ProgramRunner:
             self._drop(number)
         program.facts["program_seconds"] += time.monotonic() - program.since
         self._environments.end(program.row)
+        program.end_tools()
+        recorder.end(program.span)
         del self._programs[key]
         episode = program.end(found, self._rows[program.row][1], needs_reward=self._gives_reward)
         self._commands.ended.append((program.row, episode))

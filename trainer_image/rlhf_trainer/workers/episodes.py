@@ -22,7 +22,7 @@ from rlhf_trainer.environments.of_job import subject_of
 from rlhf_trainer.errors import DataError, EnvironmentProblem, UserCodeError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.rewards.supervision import AnswerFailure, Kind
-from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.telemetry import ENVIRONMENT, EPISODE, MODEL_CALL, TOOL, Span, recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.samples import from_bytes
@@ -117,6 +117,8 @@ class Play:
         self._ended = ended
         self._episodes: Sequence[Episode] = ()
         self._playing: set[int] = set()
+        self._times: dict[int, tuple[Span, Span]] = {}
+        """Number of a running episode -> (span of the episode, span of its last request); on the first rank only."""
 
     def play(self, episodes: Sequence[Episode]) -> None:
         """Play all the episodes to their end."""
@@ -135,12 +137,31 @@ class Play:
     def _begin(self, number: int) -> None:
         self._playing.add(number)
         if self._environments:
+            whole = recorder.begin(EPISODE)
+            self._times[number] = whole, whole
             self._environments.begin(number, self._episodes[number].seed(0))
+            self._time(number, ENVIRONMENT, "reset")
             self._environments.ask(number, "reset", self._episodes[number].row)
+
+    def _time(self, number: int, phase: str, name: str = "") -> None:
+        """Begin the span of an episode's request to its environment or to the model."""
+        if self._environments:
+            whole, _ = self._times[number]
+            self._times[number] = whole, recorder.begin(phase, name, within=whole)
+
+    def _answered(self, number: int) -> None:
+        """Record the spans of the last request, which is answered, and of the tools that it called."""
+        if not self._environments:
+            return
+        asked = recorder.end(self._times[number][1])
+        for name, start, end in self._environments.tool_times(number) if asked.phase == ENVIRONMENT else ():
+            called = recorder.begin(TOOL, name, within=asked, start=min(asked.start + start, asked.end))
+            recorder.end(called, min(asked.start + end, asked.end))
 
     def _turn(self, number: int, response: Response) -> None:
         """Add the model's answer, and pass it to the environment; an answer cut by the limit ends the episode."""
         episode = self._episodes[number]
+        self._answered(number)
         episode.add(response.tokens, response.log_probs, response.versions, is_written=True)
         episode.turns += 1
         known, new = episode.experts, response.experts
@@ -148,11 +169,13 @@ class Play:
         if not response.finished:
             self._end(number)
         elif self._environments:
+            self._time(number, ENVIRONMENT, "step")
             self._environments.ask(number, "step", self._encoder.answer(response.tokens))
 
     def _take(self, number: int, answer: Any) -> None:
         """Handle the environment's answer to `reset` or `step`: end the episode, or begin the model's next turn."""
         episode = self._episodes[number]
+        self._answered(number)
         try:
             if isinstance(answer, AnswerFailure):
                 episode.failure, episode.failure_kind = answer.what, answer.kind
@@ -165,6 +188,7 @@ class Play:
         if episode.failure or episode.finished or episode.is_full or episode.turns == self._limits.turns:
             self._end(number)
         else:
+            self._time(number, MODEL_CALL)
             self._engine.begin(
                 number,
                 [*episode.prompt, *episode.tokens],
@@ -206,6 +230,7 @@ class Play:
         self._playing.remove(number)
         if self._environments:
             self._environments.end(number)
+            recorder.end(self._times.pop(number)[0])
         self._ended(number)
 
 
