@@ -3,15 +3,19 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from rlhf_api.checks.resume import leaves
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import CUSTOM
+from rlhf_api.status import ReadInput
 
 SCHEME = "job://"
 ACTORS = tuple(name for name, each in ALGORITHMS.items() if "actor" in each.trained)
 """Names of the algorithms whose output is a language model."""
+ADDRESSES = ("uri", "initial", "draft")
+"""Fields of a spec whose value is the URI of a model, an adapter or a data set."""
 WRITERS = tuple(name for name, each in ALGORITHMS.items() if each.makes == "data")
 """Names of the algorithms whose output is a data set."""
 
@@ -45,6 +49,19 @@ def _references(job: Job) -> dict[Role, str]:
 def inputs_of(job: Job) -> set[str]:
     """Return the names of the jobs whose output a job reads."""
     return {*_references(job).values(), *data_from_jobs(job).values()}
+
+
+def read_inputs(job: Job) -> tuple[ReadInput, ...]:
+    """Return the models and data sets that a job's manifest names, as it names them, without digests."""
+    values = dict(leaves(job.spec.model_dump(mode="json", by_alias=True, exclude={"outputs"})))
+    found = []
+    for path, value in values.items():
+        above, _, field = path.rpartition(".")
+        if field in ADDRESSES and isinstance(value, str):
+            made_by = value.removeprefix(SCHEME) if value.startswith(SCHEME) else None
+            name, revision = above if field == "uri" else path, values.get(f"{above}.revision")
+            found.append(ReadInput(name=name, uri=value, job=made_by, revision=revision))
+    return tuple(found)
 
 
 def data_from_jobs(job: Job) -> dict[str, str]:

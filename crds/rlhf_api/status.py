@@ -1,6 +1,6 @@
 """Status of a job: `status.json` in a run folder, and the status of the custom resource on a cluster.
 
-The trainer writes progress, metrics, warnings, checkpoint, output and lastFailure; the operator adds the rest.
+The trainer writes progress, metrics, warnings, inputs, checkpoint, output and lastFailure; the operator adds the rest.
 """
 
 from collections import Counter
@@ -8,13 +8,14 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field
 
-from rlhf_api.contract import TIMESTAMP, Count, Listed, Spec
+from rlhf_api.contract import TIMESTAMP, Count, Listed, Spec, Text
 from rlhf_api.names import PlacedRole, PoolRole
 from rlhf_api.spec.custom_algorithm import AlgorithmFacts
 from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.run_policy import Reason
 
+DIGEST: Final = "^(sha256|sampled):[0-9a-f]{64}$"
 MAX_LOSSES: Final = 100
 """Most dropped fields of a spec that are told."""
 StartPhase = Literal["Pending", "Mapping", "Queued", "WaitingForNodes", "Provisioning", "Initializing"]
@@ -85,10 +86,24 @@ class Metric(Spec):
     value: str = Field(description="Value as a decimal number in text, since API conventions advise against floats.")
 
 
+class ReadInput(Spec):
+    """Model or data set that a job reads."""
+
+    name: str = Field(description="Field of the spec that names it, such as models.actor or data.train.")
+    uri: str = Field(description="Its URI; of a job's output on a cluster pvc://claim/path.")
+    job: str | None = Field(None, description="Name of the job that made it; unset for all else.")
+    revision: Text | None = Field(
+        None, description="Commit of what the hub gave, if known, else the revision asked for."
+    )
+    digest: str | None = Field(None, pattern=DIGEST)
+    """Digest of its files when the job began: sha256:HEX, or sampled:HEX where larger files were read in part only."""
+
+
 class Output(Spec):
     """Result of a finished job."""
 
     uri: str = Field(description="URI of the trained model or the written data; pvc://claim/path on a cluster.")
+    digest: str | None = Field(None, pattern=DIGEST, description="Digest of its files, as of those that a job reads.")
 
 
 class SavedState(Spec):
@@ -306,6 +321,8 @@ class Status(Spec):
     links: Listed[Metric] = Field((), max_length=64)
     """Seconds of each trained model's slowest rank before the first step: a product, an all-reduce and a gather."""
     warnings: Listed[str] = Field((), max_length=8, description="Latest warnings of the steps, oldest first.")
+    inputs: Listed[ReadInput] = Field((), max_length=100)
+    """Models and data sets that the job reads, as they were when its attempt began."""
     checkpoint: SavedState | None = Field(None, description="The newest whole checkpoint.")
     output: Output | None = Field(None, description="Result of the job; set once it has succeeded.")
     last_failure: Failure | None = Field(None, description="The most recent failure, if any.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from typer._completion_classes import completion_init
 
 from rlhf_api import kubectl_yaml
@@ -85,6 +86,33 @@ def why(job: JobName, namespace: Namespace = None, context: Context = None) -> N
     pods, events, refused = seen_of(kubectl, found)
     for sentence in (*sentences(found, pods, events, datetime.now(UTC)), *refused):
         typer.echo(sentence)
+
+
+@command("kubectl rlhf compare helpful-ppo helpful-grpo")
+def compare(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of RLHFJobs.", autocompletion=job_names)],
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Show jobs side by side: steps, GPU hours and cost, the last values of metrics, and the settings that differ."""
+    from rlhf_kubectl.compare import table
+
+    if len(jobs) < 2:
+        raise KubectlError("name two jobs or more", ExitCode.SPEC)
+    kubectl = Kubectl(context, namespace)
+    Console(highlight=False).print(table([find_job(kubectl, job) for job in jobs], datetime.now(UTC)))
+
+
+@command("kubectl rlhf lineage helpful-ppo")
+def lineage(
+    model: Annotated[str, typer.Argument(metavar="JOB|URI", help="Name of an RLHFJob, or URI in a status.")],
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Show what a job's model was made from, and which jobs have read it, from the statuses of jobs."""
+    from rlhf_kubectl.lineage import tree
+
+    Console(highlight=False).print(tree(list_jobs(Kubectl(context, namespace)), model), soft_wrap=True)
 
 
 @command("kubectl rlhf logs helpful-ppo --follow")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rlhf_api.status import Failure, Metric, Pace, Progress, SavedState, Status
+from rlhf_api.status import Failure, Metric, Output, Pace, Progress, ReadInput, SavedState, Status
 from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedContainer, ObservedPod
 from rlhf_operator.times import timestamp
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 TOTAL_STEPS = 50
+DIGEST = f"sha256:{'0' * 64}"
 
 
 @dataclass
@@ -47,6 +48,10 @@ def words(trainer: Trainer, saved: int, saved_at: datetime, pace: Pace | None) -
             "phase": trainer.phase,
             "progress": progress if made else None,
             "metrics": (Metric(name="loss/sft", value=f"{1 / (1 + trainer.step):.6g}"),) if made else (),
+            "inputs": (ReadInput(name="models.actor", uri="file:///rlhf/claims/x", digest=DIGEST),),
+            "output": Output(uri="file:///rlhf/output/job/model", digest=DIGEST)
+            if trainer.phase == "Succeeded"
+            else None,
             "links": (Metric(name="actor/product", value="0.1"),),
             "checkpoint": SavedState(step=saved, uri=f"/rlhf/output/job/checkpoints/{saved}", time=timestamp(saved_at))
             if saved

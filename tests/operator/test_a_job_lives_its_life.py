@@ -12,7 +12,7 @@ from rlhf_operator.actions import Create, Delete, ReadLive, SetOwner
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedClaim, ObservedInput, ObservedRayJob, Refusal
-from tests.operator.fake_trainer import START
+from tests.operator.fake_trainer import DIGEST, START
 from tests.operator.invariants import result
 from tests.operator.simulated import SFT, World
 
@@ -79,10 +79,18 @@ def test_success_is_written_before_the_rayjob_is_deleted() -> None:
     assert plan.status.phase == "Succeeded"
     assert [isinstance(each, Delete) and each.kind for each in plan.actions] == ["RayJob"]
     assert plan.status.output
-    assert plan.status.output.uri == "pvc://job-output/job/model"
+    assert (plan.status.output.uri, plan.status.output.digest) == ("pvc://job-output/job/model", DIGEST)
     assert plan.status.progress
     assert plan.status.progress.step == 50
     assert [link.name for link in plan.status.links] == ["actor/product"]
+
+
+def test_inputs_have_the_specs_addresses() -> None:
+    world = World()
+    world.run_to(1)
+    model, data = world.status.inputs
+    assert (model.name, model.uri, model.digest) == ("models.actor", SFT["models"]["actor"]["uri"], DIGEST)
+    assert (data.name, data.uri, data.digest) == ("data.train", SFT["data"]["train"]["uri"], None)
 
 
 def test_success_waits_a_little_for_the_last_words() -> None:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
-from rlhf_api.status import SavedState, Status
+from rlhf_api.chain import read_inputs
+from rlhf_api.status import ReadInput, SavedState, Status
 from rlhf_operator import conditions, evidence, names, observed_attempt
 from rlhf_operator.actions import Create
 from rlhf_operator.reconcile import cleanup
@@ -55,6 +56,7 @@ def update_progress(ctx: ReconcileContext) -> bool:
     is_first = ctx.record.first_step is None
     if is_first:
         _set_first_step(ctx, reported)
+        _set_inputs(ctx, reported.inputs)
     has_advanced = is_first
     if reported.progress is not None:
         steps = 1 if is_first or before is None else reported.progress.step - before.step
@@ -88,6 +90,17 @@ def _set_first_step(ctx: ReconcileContext, reported: Status) -> None:
         known = saved if made and began and made < began else ctx.status.checkpoint
         first = min(known.step if known else 0, reported.progress.step)
     ctx.set_record(first_step=first)
+
+
+def _set_inputs(ctx: ReconcileContext, reported: Sequence[ReadInput]) -> None:
+    """Record what the attempt reads: URIs by the spec and by the input jobs, content as the trainer has found it."""
+    known, earlier = {each.name: each for each in reported}, {each.name: each.uri for each in ctx.status.inputs}
+    found = []
+    for each in read_inputs(ctx.job) if ctx.job else ():
+        made, content = ctx.snapshot.inputs.get(each.job or ""), known.get(each.name, each)
+        uri = made.output_uri if made and made.output_uri else earlier.get(each.name, each.uri)
+        found.append(content.model_copy(update={"uri": uri, "job": each.job}))
+    ctx.set_status(inputs=tuple(found))
 
 
 def _update_checkpoint(ctx: ReconcileContext, saved: SavedState | None, *, is_first: bool) -> None:

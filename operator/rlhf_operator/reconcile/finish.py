@@ -45,7 +45,9 @@ def succeed(ctx: ReconcileContext) -> None:
     ctx.require_live("the job has succeeded")
     _end_attempt(ctx, "Succeeded")
     beat = ctx.snapshot.heartbeat
-    output = Output(uri=storage.output_uri(ctx.job)) if ctx.job else (beat.status.output if beat else None)
+    output = beat.status.output if beat else None
+    if ctx.job:
+        output = Output(uri=storage.output_uri(ctx.job), digest=output.digest if output else None)
     ctx.set_status(output=output, completion_time=timestamp(ctx.now), next_attempt_time=None)
     ctx.set_condition("Training", "False", "Finished", "Training has finished.")
     message = f"{ctx.snapshot.job.name} has finished; its model is at {output.uri if output else '?'}."

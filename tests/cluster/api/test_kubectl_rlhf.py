@@ -68,6 +68,21 @@ def test_why_explains_each_job(lives: Lives) -> None:
     assert "Create the job that it reads" in waiting
 
 
+def test_jobs_are_compared_and_traced_back(lives: Lives) -> None:
+    compared = ask(lives, "compare", PLAYED, BROKEN)
+    assert compared.splitlines()[0].split() == [PLAYED, BROKEN, "change"]
+    assert ["status", "Running", "Failed"] in [line.split() for line in compared.splitlines()]
+    assert "spec.runPolicy.backoffLimit" in compared
+    traced = ask(lives, "lineage", PLAYED)
+    assert traced.startswith(f"{PLAYED} (SFT) is Running")
+    assert "models.actor: package://" in traced
+    unknown = rlhf(lives.jobs.server, "lineage", "playe", "-n", lives.jobs.namespace)
+    assert (unknown.returncode, unknown.stderr) == (
+        2,
+        f"error: no status of a job names playe: did you mean {PLAYED}?\n",
+    )
+
+
 def test_a_job_is_suspended_and_resumed(lives: Lives) -> None:
     assert "saves a checkpoint" in ask(lives, "suspend", PLAYED)
     lives.jobs.wait_for(PLAYED, "Suspended")

@@ -10,8 +10,10 @@ import yaml
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.run.chain import write_report_or_warn
+from rlhf_trainer.run_folder.lineage import digest_of
 from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
 
 JOBS = {"helpful-sft": 15, "helpful-rm": 10, "helpful-ppo": 3}
@@ -55,6 +57,24 @@ def test_every_job_has_its_folder(chain: Chain, name: str) -> None:
     lines = records(folder)
     assert [line["step"] for line in lines] == list(range(1, JOBS[name] + 1))
     assert all(line.keys() >= EVERY_STEP for line in lines)
+
+
+def test_a_job_names_what_it_read_and_what_it_made(chain: Chain) -> None:
+    statuses = {name: json.loads((chain[0] / name / "status.json").read_text()) for name in JOBS}
+    read = {each["name"]: each for each in statuses["helpful-ppo"]["inputs"]}
+    made = {name: status["output"]["digest"] for name, status in statuses.items()}
+    assert len(set(made.values())) == len(JOBS), "models of one shape have other digests"
+    assert read["models.actor"] == {
+        "name": "models.actor",
+        "uri": "job://helpful-sft",
+        "job": "helpful-sft",
+        "digest": made["helpful-sft"],
+    }
+    assert read["models.reward"]["digest"] == made["helpful-rm"]
+    assert read["data.train"]["digest"] == digest_of(local_path(read["data.train"]["uri"]))
+    labels = json.loads((chain[0] / "helpful-ppo" / "model" / "rlhf.json").read_text())
+    assert (labels["job"], labels["algorithm"], labels["digest"]) == ("helpful-ppo", "PPO", made["helpful-ppo"])
+    assert [each["name"] for each in labels["inputs"]] == list(read)
 
 
 def test_steps_of_ppo_measure_what_is_promised(chain: Chain) -> None:

@@ -57,6 +57,16 @@ def test_figures_curves_and_differences_stand_on_one_page(runs: tuple[Path, Path
     assert "stroke: var(--c0)" not in entropy[: entropy.index("</figure>")], "only the second measured it"
 
 
+def test_other_content_at_the_same_address_is_a_difference(runs: tuple[Path, Path]) -> None:
+    for run, digit in zip(runs, "01", strict=True):
+        file = run / PPO.name / "status.json"
+        status = json.loads(file.read_text())
+        read = {"name": "data.train", "uri": "file:///rows.jsonl", "digest": f"sha256:{64 * digit}"}
+        file.write_text(json.dumps({**status, "inputs": [read]}))
+    _, _, page = compared(*runs)
+    assert page.row("inputs.data.train")[1:3] == [f"sha256:{64 * digit}" for digit in "01"]
+
+
 def test_a_file_that_is_damaged_or_missing_is_no_difference(runs: tuple[Path, Path]) -> None:
     (runs[0] / "environment.json").unlink()
     (runs[1] / "helpful-ppo" / "job.yaml").write_text("spec: [")

@@ -1,29 +1,18 @@
 """Page `compare.html`: runs side by side, each job beside the jobs of the same name in the other runs."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rlhf_api.checks.resume import leaves
-from rlhf_planning.numbers import between, duration, number, shortened, signed
+from rlhf_planning.comparison import Row, contents, differences, measures, row_of
+from rlhf_planning.numbers import between, duration
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.report import metrics, plots
 from rlhf_trainer.report.page import rendered
 from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and_writing
 
 MAX_RUNS = len(plots.SERIES)
-MAX_CHARACTERS = 300
 NO_FIGURES = ("steps", "seconds", "seed", "end_tokens")
-
-
-class Row(NamedTuple):
-    """Row of a comparison table, which has a column for each run."""
-
-    name: str
-    values: list[str]
-    change: str = ""
-    """Change of the value from the first to the second of two runs; else empty."""
 
 
 def write_comparison(folders: Sequence[Path], path: Path | None) -> Path:
@@ -66,8 +55,12 @@ def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
         "algorithms": list(dict.fromkeys(job.algorithm for job in jobs.values())),
         "figures": _figures(jobs, count),
         "plots": metrics.panels(jobs),
-        "differences": differences({place: job.settings for place, job in jobs.items()}, count),
+        "differences": differences({place: _settings(job) for place, job in jobs.items()}, count),
     }
+
+
+def _settings(job: JobRecord) -> dict[str, Any]:
+    return {**job.settings, "inputs": contents(job.status)} if job.settings else {}
 
 
 def _whole_time(job: JobRecord) -> str:
@@ -86,30 +79,6 @@ FIGURES: Mapping[str, Callable[[JobRecord], str]] = {
 
 def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
     """Return the rows with status, time and held-out measures of each job; `jobs`: index of a run -> its job."""
-    rows = [_row(name, {place: text(job) for place, job in jobs.items()}, count) for name, text in FIGURES.items()]
-    for name in dict.fromkeys(name for job in jobs.values() for name in job.summary if name not in NO_FIGURES):
-        found = {place: job.summary.get(name) for place, job in jobs.items()}
-        known = {place: value for place, value in found.items() if isinstance(value, int | float)}
-        change = signed(known[1] - known[0]) if count == len(known) == 2 else ""
-        rows.append(_row(name, {place: number(value) for place, value in known.items()}, count, change))
-    return rows
-
-
-def differences(documents: Mapping[int, Mapping[str, Any]], count: int) -> list[Row]:
-    """Return a row for each field that differs between documents; `documents`: index of a run -> its document."""
-    flat = {place: dict(leaves(dict(document))) for place, document in documents.items() if document}
-    paths = dict.fromkeys(path for fields in flat.values() for path in fields)
-    return [
-        _row(path, {place: _text_of(fields.get(path)) for place, fields in flat.items()}, count)
-        for path in paths
-        if len({_text_of(fields.get(path)) for fields in flat.values()}) > 1
-    ]
-
-
-def _text_of(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return shortened(text, MAX_CHARACTERS) if value is not None else "unset"
-
-
-def _row(name: str, values: Mapping[int, str], count: int, change: str = "") -> Row:
-    return Row(name, [values.get(place, "") for place in range(count)], change)
+    rows = [row_of(name, {place: text(job) for place, job in jobs.items()}, count) for name, text in FIGURES.items()]
+    found = {place: {k: v for k, v in job.summary.items() if k not in NO_FIGURES} for place, job in jobs.items()}
+    return rows + measures(found, count)

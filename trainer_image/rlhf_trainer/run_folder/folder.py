@@ -29,6 +29,7 @@ from rlhf_trainer.data.uri import folder_or_name
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.hub import HUB, require_hub
 from rlhf_trainer.run_folder.attempt import STATUS, from_json, mark, own_attempt, owner, replace
+from rlhf_trainer.run_folder.lineage import recorded_inputs, write_labels
 from rlhf_trainer.run_folder.lock import require_newest
 from rlhf_trainer.run_folder.pace import Steps
 
@@ -268,7 +269,8 @@ class JobFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if self._job.spec.algorithm.makes == "data":
             self.made.mkdir(exist_ok=True)
-        self._write_status(texts, phase="Running", start_time=now(), checkpoint=saved)
+        read = recorded_inputs(self._job, self.path.parent)
+        self._write_status(texts, phase="Running", start_time=now(), checkpoint=saved, inputs=read)
         if self._job.spec.algorithm.is_own:
             self._keep_algorithm(1 + (checkpoint.step if checkpoint else 0))
 
@@ -353,8 +355,10 @@ class JobFolder:
 
     @writes
     def succeed(self) -> None:
-        """Record in the status that the job succeeded, and the URI of its output."""
-        self._write_status(phase="Succeeded", completion_time=now(), output=Output(uri=self.made.resolve().as_uri()))
+        """Record in the status that the job succeeded, and the URI of its output, which gets labels."""
+        digest = write_labels(self._job, self.made, self._status.inputs) if self.made.is_dir() else None
+        made = Output(uri=self.made.resolve().as_uri(), digest=digest)
+        self._write_status(phase="Succeeded", completion_time=now(), output=made)
 
     def fail(self, *, reason: str, exit_code: ExitCode, message: str, host: str = "") -> None:
         """Record in the status why the run ended, if the disk permits; host: the machine that is to blame."""
