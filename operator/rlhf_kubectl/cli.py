@@ -216,6 +216,19 @@ def serve(
     typer.echo("---\n".join(kubectl_yaml.write(each) for each in documents), nl=False)
 
 
+@command("kubectl rlhf ui --port 8600")
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = 8600,
+    image: Image = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Show the namespace's jobs in a browser of this machine by `rlhf ui`; pods read the claims of jobs that ended."""
+    from rlhf_kubectl.ui import show_jobs
+
+    sys.exit(show_jobs(Kubectl(context, namespace), port=port, image=image))
+
+
 def main() -> None:
     """Entry point of `kubectl-rlhf`, which kubectl finds on PATH."""
     app(prog_name="kubectl rlhf")

@@ -4,7 +4,7 @@ import shutil
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +32,8 @@ CONTAINER: Final = "files"
 START_SECONDS: Final = 300.0
 """Seconds within which the pod that mounts the claim must run."""
 POLL_SECONDS: Final = 0.5
-SIZES: Final = 'cd "$1" && find . -type f -exec stat -c "%s %n" {} +'
+SIZES: Final = 'cd "$1" && find . -maxdepth "$2" -type f -exec stat -c "%s %n" {} +'
+ANY_DEPTH: Final = 99
 
 
 def fetch(kubectl: Kubectl, job: ObservedJob, folder: Path, image: str | None) -> tuple[int, int]:
@@ -119,8 +120,7 @@ def _wait(kubectl: Kubectl, path: str) -> None:
 def _copy(kubectl: Kubectl, pod: str, job: ObservedJob, source: str, target: Path) -> None:
     """Copy a folder of a pod to `target`, as one tar stream. KubectlError if a file's size differs from the pod's."""
     inside = ("exec", f"--namespace={job.namespace}", pod, f"--container={CONTAINER}", "--")
-    sizes_there = kubectl.run(*inside, "sh", "-c", SIZES, "sh", source).decode().splitlines()
-    sizes = {path.removeprefix("./"): int(size) for size, _, path in (line.partition(" ") for line in sizes_there)}
+    sizes = sizes_in(kubectl, inside, source, ANY_DEPTH)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     with kubectl.start(*inside, "tar", "-C", source, "-cf", "-", ".") as process:
@@ -132,6 +132,12 @@ def _copy(kubectl: Kubectl, pod: str, job: ObservedJob, source: str, target: Pat
     if broken or wrong:
         what = f"{wrong[0]} has {here.get(wrong[0], 0):,} of {sizes[wrong[0]]:,} bytes" if wrong else broken
         raise KubectlError(f"the copy broke off: {what}; {target} is not whole")
+
+
+def sizes_in(kubectl: Kubectl, inside: Sequence[str], folder: str, depth: int) -> dict[str, int]:
+    """Return the bytes of files down to a depth in a folder of a pod, by path; inside: kubectl's words up to `--`."""
+    lines = kubectl.run(*inside, "sh", "-c", SIZES, "sh", folder, str(depth)).decode().splitlines()
+    return {path.removeprefix("./"): int(size) for size, _, path in (line.partition(" ") for line in lines)}
 
 
 def _unpack(stream: IO[bytes], target: Path, total: int) -> str:

@@ -103,16 +103,22 @@ def cells(line: JobLine, now: str) -> list[str]:
 
 
 def headline(metrics: Sequence[Metric]) -> str:
-    """Return the metric that says best how a job is doing, as `reward 0.5`: its mean reward, or else its first loss."""
+    """Return the `leading` metric as `reward 0.5`, or NOTHING."""
+    found = leading(metrics)
+    return f"{found[0]} {number(found[1])}" if found else NOTHING
+
+
+def leading(metrics: Sequence[Metric]) -> tuple[str, float] | None:
+    """Return name and value of the metric that says best how a job is doing: its mean reward, or else its first loss.
+
+    The name is the part before `/`.
+    """
     values = {metric.name: metric.value for metric in metrics}
     names = [name for name in values if name == "reward/mean"] or sorted(n for n in values if n.startswith("loss/"))
-    if not names:
-        return NOTHING
     try:
-        value = number(float(values[names[0]]))
+        return (names[0].partition("/")[0], float(values[names[0]])) if names else None
     except ValueError:  # of whoever writes statuses besides us
-        return NOTHING
-    return f"{names[0].partition('/')[0]} {value}"
+        return None
 
 
 def age(seconds: float | None) -> str:

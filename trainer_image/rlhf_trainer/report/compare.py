@@ -32,8 +32,8 @@ def write_comparison(folders: Sequence[Path], path: Path | None) -> Path:
     return path
 
 
-def render(names: Sequence[str], runs: Sequence[Run]) -> str:
-    """Return the HTML page that compares runs; `names`: name of each run."""
+def render(names: Sequence[str], runs: Sequence[Run], *, live: bool = False) -> str:
+    """Return the HTML page that compares runs; `names`: name of each run. live: as in `page.render`."""
     by_name: dict[str, dict[int, JobRecord]] = {}
     for place, run in enumerate(runs):
         for job in run.jobs:
@@ -45,7 +45,7 @@ def render(names: Sequence[str], runs: Sequence[Run]) -> str:
         "alone": [(name, names[place]) for name, jobs in by_name.items() if len(jobs) == 1 for place in jobs],
         "environment": differences({place: run.environment for place, run in enumerate(runs)}, len(runs)),
     }
-    return rendered("compare.html", variables)
+    return rendered("compare.html", variables, live=live)
 
 
 def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,11 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def render(run: Run) -> str:
-    """Return the HTML page about a run; texts of models and users are escaped, and the page runs no script."""
+def render(run: Run, *, live: bool = False) -> str:
+    """Return the HTML page about a run; texts of models and users are escaped.
+
+    live: for `rlhf ui`, with a script that keeps the page up to date. A file has no script.
+    """
     jobs = [_job(job) for job in run.jobs]
     unfinished = [job for job in run.jobs if job.status.phase != "Succeeded"]
     variables = {
@@ -59,7 +62,7 @@ def render(run: Run) -> str:
         "headline": f"{unfinished[0].status.phase} in {unfinished[0].name}" if unfinished else "Succeeded",
         "glance": next((job for job in reversed(jobs) if job["learning"]), None),
     }
-    return rendered("page.html", variables, filters=(mapping_line, held_out.text_of))
+    return rendered("page.html", variables, live=live)
 
 
 def _job(job: JobRecord) -> dict[str, Any]:
@@ -108,13 +111,10 @@ def _without_unset(value: Any) -> Any:
     return [_without_unset(inner) for inner in value] if isinstance(value, list) else value
 
 
-def render_rollouts(name: str, jobs: Mapping[str, Rollouts]) -> str:
+def render_rollouts(name: str, jobs: Mapping[str, Rollouts], *, live: bool = False) -> str:
     """Return the HTML page with responses of a run's jobs; its only script, rollouts.js, shows texts as plain text."""
     rows = [_row(job, row) for job, found in jobs.items() for row in found.rows]
-    script = (files("rlhf_trainer.report") / "templates" / "rollouts.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # a browser runs no other script
-    variables = {"name": name, "jobs": jobs, "data": {"rows": rows}, "script": Markup(script), "digest": digest}
-    return rendered("rollouts.html", variables)
+    return rendered("rollouts.html", {"name": name, "jobs": jobs, "data": {"rows": rows}}, live=live)
 
 
 def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,8 +152,18 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
 
 
-def rendered(template: str, variables: Mapping[str, Any], *, filters: tuple[Callable[..., Any], ...] = ()) -> str:
-    """Return the HTML page that a template makes of the variables; `filters` are available in it by their names."""
+def script(name: str) -> Markup:
+    """Return a script of the templates' folder."""
+    return Markup((files("rlhf_trainer.report") / "templates" / name).read_text(encoding="utf-8"))
+
+
+def digest(name: str) -> str:
+    """Return the source expression of a script for a Content-Security-Policy: a browser runs no other script."""
+    return Markup(f"'sha256-{base64.b64encode(hashlib.sha256(script(name).encode()).digest()).decode()}'")
+
+
+def rendered(template: str, variables: Mapping[str, Any], *, live: bool = False) -> str:
+    """Return the HTML page that a template makes of the variables; live: a page of `rlhf ui`, not a file."""
     environment = Environment(
         loader=PackageLoader("rlhf_trainer.report"),
         autoescape=True,
@@ -161,5 +171,7 @@ def rendered(template: str, variables: Mapping[str, Any], *, filters: tuple[Call
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {shown.__name__: shown for shown in (duration, number, shortened, step_list, *filters)}
+    filters = (duration, number, shortened, step_list, mapping_line, held_out.text_of)
+    environment.filters |= {shown.__name__: shown for shown in filters}
+    environment.globals |= {"script": script, "digest": digest, "live": live}
     return environment.get_template(template).render(variables)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STEP_WARNING = re.compile(r"\S+ step (?P<step>\d+): (?P<message>.*)")
-INPUT = "job://"
+INPUT, ENVIRONMENT = "job://", "environment.json"
 Place = tuple[int, int]
 """(step, row in the step's batch) of a response in rollouts.jsonl."""
 MAX_ROWS = 1000
@@ -134,7 +134,7 @@ def read_run(folder: Path) -> Run:
         raise ConfigError(f"{folder}: is no run folder: it holds no <job>/job.yaml, which `rlhf run` writes first")
     notes: list[str] = []
     summary: dict[str, Any] = _read(folder / "summary.json", _object, {}, notes)
-    environment: dict[str, Any] = _read(folder / "environment.json", _object, {}, notes)
+    environment: dict[str, Any] = _read(folder / ENVIRONMENT, _object, {}, notes)
     summaries = {name: measured for name, measured in summary.items() if isinstance(measured, dict)}
     jobs = [_job(path, summaries.get(path.name, {}), notes) for path in paths]
     return Run(folder.resolve().name, _in_chain_order(jobs), environment)

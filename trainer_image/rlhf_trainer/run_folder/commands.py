@@ -212,14 +212,21 @@ def _jobs(folders: Sequence[Path]) -> Iterator[JobLine]:
         for file in _job_files(folder):
             readable = readable_status(file.parent)
             status = readable or Status()
-            has_died = status.phase == "Running" and owner(folder) is None and not is_running(folder)  # not in a pod
             yield JobLine(
                 name=f"{folder.name}/{file.parent.name}" if len(folders) > 1 else file.parent.name,
                 algorithm=_algorithm(file, file.stat().st_mtime),
-                phase=DIED if has_died else status.phase if readable else DAMAGED,
+                phase=shown_phase(folder, readable),
                 status=status,
                 began=status.start_time,
             )
+
+
+def shown_phase(folder: Path, status: Status | None) -> str:
+    """Return the phase of a job in a run folder, or DIED or DAMAGED; status: as `readable_status` returns it."""
+    if not status:
+        return DAMAGED
+    has_died = status.phase == "Running" and owner(folder) is None and not is_running(folder)  # not in a pod
+    return DIED if has_died else status.phase
 
 
 def readable_status(job_folder: Path) -> Status | None:

@@ -1,0 +1,176 @@
+"""List of the runs below a folder, read from small files only: status.json of each job, and summary.json."""
+
+import math
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from rlhf_api.status import Progress, Status
+from rlhf_planning.job_table import leading
+from rlhf_planning.numbers import between
+from rlhf_trainer.report.held_out import NO_METRICS
+from rlhf_trainer.report.page import rendered
+from rlhf_trainer.report.run_record import ENVIRONMENT
+from rlhf_trainer.run_folder.attempt import STATUS, read_object
+from rlhf_trainer.run_folder.commands import readable_status, shown_phase
+from rlhf_trainer.run_folder.folder import JOB_FILE, SUMMARY
+
+MAX_FILES, MAX_ROWS = 1 << 15, 300
+"""Most small files whose content is kept until they change; most rows of a page beside the chosen ones."""
+Named = tuple[str, float]
+"""Name of a measure, and its value."""
+Changed = tuple[int, int]
+"""(time of the last change in ns, bytes) of a file."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """Row of the list: a run, by the state of its first unfinished job, or else of its last job."""
+
+    name: str
+    """Path of the run folder below the listed folder."""
+    path: Path
+    note: str = ""
+    """Sentence on what is missing or cannot be read; empty for a whole run folder."""
+    phase: str = ""
+    job: str = ""
+    progress: Progress | None = None
+    measure: Named | None = None
+    """The job's mean reward, or else its first loss, in the latest step."""
+    held_out: Named | None = None
+    """The job's first measure on held-out data after training."""
+    started: str = ""
+    seconds: float | None = None
+    """Seconds that the finished jobs took together."""
+    has_page: bool = False
+
+    def matches(self, text: str) -> bool:
+        """Whether each word of a search is in the run's name, job, algorithm, phase or note; case does not count."""
+        stage = self.progress.stage if self.progress else ""
+        within = f"{self.name} {self.job} {stage} {self.phase} {self.note}".lower()
+        return all(word in within for word in text.lower().split())
+
+
+ORDERS: Final[Mapping[str, Callable[[RunRow], Any]]] = {
+    "run": lambda row: row.name,
+    "status": lambda row: row.phase or None,
+    "job": lambda row: row.job or None,
+    "step": lambda row: row.progress.step if row.progress else None,
+    "reward or loss": lambda row: row.measure,
+    "held out": lambda row: row.held_out,
+    "started": lambda row: row.started or None,
+    "took": lambda row: row.seconds,
+}
+"""Title of a column -> function that returns the value by which the column sorts, None if it is not known."""
+NEWEST_FIRST: Final = "-started"
+
+
+def list_runs(root: Path) -> dict[str, RunRow]:
+    """Return the runs below a folder by name, or the folder itself if it is a run; no link is followed."""
+    found, unreadable = dict[Path, RunRow](), list[OSError]()
+    for place, folders, files in os.walk(root, onerror=unreadable.append):
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        path, inside = Path(place), [Path(place, each) for each in folders]
+        jobs = [each for each in inside if os.path.lexists(each / JOB_FILE) or os.path.lexists(each / STATUS)]
+        if jobs or SUMMARY in files or ENVIRONMENT in files:
+            folders.clear()
+            found[path] = _row(_name(path, root), path, jobs)
+            continue
+        for link in (each for each in inside if each.is_symlink()):
+            found[link] = RunRow(_name(link, root), link, f"is a link to {link.readlink()}, which is not followed")
+    for error in unreadable:
+        path = Path(error.filename)
+        found[path] = RunRow(_name(path, root), path, f"cannot be read: {error.strerror}")
+    return {row.name: row for row in found.values()}
+
+
+def _name(path: Path, root: Path) -> str:
+    name = path.relative_to(root).as_posix() if path != root else root.resolve().name
+    return os.fsencode(name).decode(errors="replace")
+
+
+def render(rows: Mapping[str, RunRow], root: Path, text: str, order: str, chosen: Collection[str], every: str) -> str:
+    """Return the HTML page with the rows that match `text`, and first the chosen ones.
+
+    order: key of ORDERS, after a `-` if values fall. every: show all rows, not only MAX_ROWS, unless it is empty.
+    """
+    order = order if order.removeprefix("-") in ORDERS else NEWEST_FIRST
+    matching = in_order([row for row in rows.values() if row.name not in chosen and row.matches(text)], order)
+    ahead = [rows[name] for name in chosen if name in rows]
+    variables = {
+        "root": root.resolve().name,
+        "count": len(rows),
+        "rows": ahead + (matching if every else matching[:MAX_ROWS]),
+        "matching": len(ahead) + len(matching),
+        "text": text,
+        "order": order,
+        "orders": ORDERS,
+        "chosen": chosen,
+        "query": lambda **changes: urlencode({"text": text, "order": order, "run": chosen, **changes}, doseq=True),
+    }
+    return rendered("runs.html", variables, live=True)
+
+
+def in_order(rows: Sequence[RunRow], order: str) -> list[RunRow]:
+    """Return rows in an order of `render`, those without a value last."""
+    key = ORDERS[order.removeprefix("-")]
+    known = sorted((row for row in rows if key(row) is not None), key=key, reverse=order.startswith("-"))
+    return known + [row for row in rows if key(row) is None]
+
+
+def _row(name: str, path: Path, folders: Sequence[Path]) -> RunRow:
+    """Return the row of a run folder by its job folders."""
+    written = {folder: changed(folder / STATUS) for folder in folders}
+    statuses = {folder: _status(folder, moment) for folder, moment in written.items()}
+    has_page = any((folder / JOB_FILE).is_file() for folder in folders)
+    notes = [f"{folder.name}/{STATUS} cannot be read" for folder, status in statuses.items() if not status]
+    notes += [] if has_page else [f"no <job>/{JOB_FILE} yet, which `rlhf run` writes before a job's first step"]
+    if not folders:
+        return RunRow(name, path, notes[0])
+    known = [each for each in statuses.values() if each]
+    starts = {folder: (each.start_time or "~") if (each := statuses[folder]) else "" for folder in folders}
+    begun = sorted(folders, key=lambda folder: (starts[folder], written[folder]))
+    folder = next((each for each in begun if not (one := statuses[each]) or one.phase != "Succeeded"), begun[-1])
+    status = statuses[folder] or Status()
+    took = [seconds for each in known if (seconds := between(each.start_time, each.completion_time)) is not None]
+    return RunRow(
+        name,
+        path,
+        "; ".join(notes),
+        phase=shown_phase(path, statuses[folder]),
+        job=folder.name,
+        progress=status.progress,
+        measure=leading(status.metrics),
+        held_out=_held_out(path, folder.name, changed(path / SUMMARY)),
+        started=min((each.start_time for each in known if each.start_time), default=""),
+        seconds=sum(took) if took else None,
+        has_page=has_page,
+    )
+
+
+def changed(file: Path) -> Changed:
+    """Return when a file was last changed, and its size; zeros if it is missing."""
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _status(folder: Path, _changed: Changed) -> Status | None:
+    return readable_status(folder)
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _held_out(run: Path, job: str, _changed: Changed) -> Named | None:
+    summary = read_object(run / SUMMARY).get(job)
+    items = summary.items() if isinstance(summary, dict) else ()
+    numbers = {name: value for name, value in items if isinstance(value, int | float) and name not in NO_METRICS}
+    values = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+    name = next((each for each in values if each.endswith("_after")), next(iter(values), None))
+    return (name.removesuffix("_after"), values[name]) if name else None
