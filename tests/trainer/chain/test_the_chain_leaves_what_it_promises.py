@@ -11,6 +11,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.report.run_record import read_run
 from rlhf_trainer.run.chain import write_report_or_warn
 from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
 
@@ -102,8 +103,9 @@ def test_the_terminal_shows_a_line_a_step_and_a_table(chain: Chain) -> None:
 def test_the_run_leaves_a_report_and_what_it_ran_on(chain: Chain) -> None:
     page = (chain[0] / "report.html").read_text()
     assert all(f'<section class="stage" id="{name}">' in page for name in JOBS)
-    environment = json.loads((chain[0] / "environment.json").read_text())
-    assert environment.keys() == {"python", "platform", "cores", "memory_gib", "gpus", "model_code", "packages"}
+    environment = read_run(chain[0]).environment
+    facts = {"python", "platform", "cores", "processor", "memory_gib", "gpus", "model_code", "packages"}
+    assert facts <= environment.keys() <= {*facts, "threads"}
     assert environment["packages"].keys() >= {"rlhf-operator", "torch", "ray", "transformers"}
     assert torch.__version__.startswith(environment["packages"]["torch"])
     assert torch.__version__.partition("+")[0] in page
