@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -274,6 +275,11 @@ def _nothing(_: Path) -> None:
     """Leave the run as it is."""
 
 
+def _read_another(run: Path) -> None:
+    file = run / "sft" / "job.yaml"
+    file.write_text(re.sub(r"uri: file://\S*model", "uri: job://before", file.read_text()))
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], int, str]] = {
     "no run": (shutil.rmtree, (), 2, "{run}: is no run folder: no job has begun in it"),
     "no job": (_nothing, ("--job=dpo",), 2, "--job: no job dpo has begun in {run}; there are sft"),
@@ -283,6 +289,8 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], int, str]] =
         2,
         "--from 7: sft has no whole checkpoint of that step; there are: 1, 2",
     ),
+    "nothing begun": (lambda run: (run / "sft" / METRICS).unlink(), (), 2, "{run}/sft: no step has ended"),
+    "no input": (_read_another, (), 3, "sft: reads the output of before, which is not in {run} any more"),
     "no step": (_nothing, ("--from=2",), 2, "{run}/sft: no step after 2 has ended"),
     "no record": (lambda run: (run / "sft" / RUN).unlink(), (), 2, "{run}/sft/run.json: is not there"),
     "damaged": (lambda run: (run / "sft" / RUN).write_text("{"), (), 4, "{run}/sft/run.json: is not as a run left it"),

@@ -4,6 +4,7 @@ import os
 import platform
 import re
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -28,10 +29,6 @@ CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 def environment() -> dict[str, Any]:
     """Return what this process runs on: Python, machine, image of the pod if it is known, versions of packages."""
-    packages = {}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            packages[name] = version(name)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpus = gpus_here() if gpu_count() else []
     facts = {
@@ -44,9 +41,19 @@ def environment() -> dict[str, Any]:
         "gpus": len(gpus),
         "image": os.environ.get(IMAGE),
         "model_code": "sandboxes in pods" if ADDRESS in os.environ else "guarded processes",
-        "packages": packages,
+        "packages": versions(),
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of those of PACKAGES that are installed."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _cpu() -> str:

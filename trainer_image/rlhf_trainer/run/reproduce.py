@@ -42,6 +42,7 @@ from rlhf_trainer.run_folder.folder import (
     MAPPING,
     METRICS,
     JobFolder,
+    finished_jobs,
     load_with_finished,
     read_job,
     reading,
@@ -159,8 +160,11 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
     with reading(folder.path / METRICS):
         steps = [step for step in sorted(by_step(folder.path / METRICS)) if begin < step <= begin + count]
     if not steps:
-        raise SpecError([Problem(str(folder.path), f"no step after {begin} has ended")])
-    return Original(folder, read_job(manifest), manifest.read_text(), document, steps, whole.get(begin))
+        raise SpecError([Problem(str(folder.path), f"no step{f' after {begin}' * bool(begin)} has ended")])
+    first = read_job(manifest)
+    if gone := sorted(inputs_of(first) - finished_jobs(run).keys()):
+        raise DataError(f"{name}: reads the output of {', '.join(gone)}, which is not in {run} any more")
+    return Original(folder, first, manifest.read_text(), document, steps, whole.get(begin))
 
 
 def _differing_inputs(original: Original, again: Job) -> Iterator[str]:
