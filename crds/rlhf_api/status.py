@@ -15,7 +15,7 @@ from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.run_policy import Reason
 
-DIGEST: Final = "^(sha256|sampled):[0-9a-f]{64}$"
+DIGEST: Final = "^sha256:[0-9a-f]{64}$"
 MAX_LOSSES: Final = 100
 """Most dropped fields of a spec that are told."""
 StartPhase = Literal["Pending", "Mapping", "Queued", "WaitingForNodes", "Provisioning", "Initializing"]
@@ -96,14 +96,14 @@ class ReadInput(Spec):
         None, description="Commit of what the hub gave, if known, else the revision asked for."
     )
     digest: str | None = Field(None, pattern=DIGEST)
-    """Digest of its files when the job began: sha256:HEX, or sampled:HEX where larger files were read in part only."""
+    """SHA-256 of its file, or of the lines that sha256sum prints for its files; known when the job has ended."""
 
 
 class Output(Spec):
     """Result of a finished job."""
 
     uri: str = Field(description="URI of the trained model or the written data; pvc://claim/path on a cluster.")
-    digest: str | None = Field(None, pattern=DIGEST, description="Digest of its files, as of those that a job reads.")
+    digest: str | None = Field(None, pattern=DIGEST, description="SHA-256 of its files, as of those that a job reads.")
 
 
 class SavedState(Spec):

@@ -18,7 +18,7 @@ from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.times import timestamp
 from tests.kubectl.test_why_a_job_waits import NOW, job
 
-FIRST, SECOND = f"sha256:{64 * 'a'}", f"sampled:{64 * 'b'}"
+FIRST, SECOND = f"sha256:{64 * 'a'}", f"sha256:{64 * 'b'}"
 SFT = {
     "algorithm": {"name": "SFT"},
     "models": {"actor": {"uri": "hf://org/base", "optimizer": {"learningRate": 0.25}}},
@@ -117,7 +117,7 @@ def test_a_model_is_traced_back_and_forth(family: list[ObservedJob]) -> None:
         "ppo (PPO) made pvc://ppo-output/ppo/model, sha256:aaaaaaaaaaaa",
         "made from",
         "models.actor: pvc://sft-output/sft/model, sha256:aaaaaaaaaaaa; the job has made something else since",
-        "sft (SFT) made pvc://sft-output/sft/model, sampled:bbbbbbbbbbbb",
+        "sft (SFT) made pvc://sft-output/sft/model, sha256:bbbbbbbbbbbb",
         "models.actor: hf://org/base at 0123456789ab",
         "models.reward: pvc://rm-output/rm/model, sha256:aaaaaaaaaaaa; the job is gone",
         "read by",

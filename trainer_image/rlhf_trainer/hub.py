@@ -2,7 +2,9 @@
 
 import logging
 import time
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from threading import Thread
 from typing import Literal
 
@@ -43,6 +45,20 @@ def require_hub(uri: str, field: str, kind: KIND) -> None:
         case _:
             problem_text = f"{_unreached(uri, HUB_TRIES, problem)}; HF_HUB_OFFLINE=1 reads what was fetched before"
     raise DataError(f"{field}: {problem_text}") from problem
+
+
+def cached_folder(uri: str, kind: KIND, revision: str | None) -> Path | None:
+    """Return the folder of a model or data set in the hub's cache, named by its commit; None if it is not there.
+
+    Large files in it are links to files that are named by their SHA-256.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    with suppress(LocalEntryNotFoundError, HFValidationError):
+        name = uri.removeprefix(HUB)
+        return Path(snapshot_download(name, repo_type=kind, revision=revision, local_files_only=True))
+    return None
 
 
 @cache

@@ -148,7 +148,8 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             return
         display = Display(LastingConsole(highlight=False))
         with only_run_in(output), open_listeners(OutputOptions(), output, display.warn) as listeners_of:
-            folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
+            start = from_the_start(jobs, output)[job.name]
+            folder.begin(None, inputs=start.inputs, evidence=start.evidence)
             publisher = Publisher(job, folder, display, listeners_of)
             with publisher.recording_the_end():
                 require_ready(job, jobs, output)

@@ -259,8 +259,11 @@ def written_type(name: str, dtype: torch.dtype) -> torch.dtype:
 
 def write_tensors(
     path: Path, sources: Mapping[str, TensorSource], dtype: torch.dtype, metadata: Mapping[str, str]
-) -> None:
-    """Write a safetensors file in parts of at most CHUNK_BYTES; one row may be larger. `FLOAT32` keeps its type."""
+) -> str:
+    """Write a safetensors file in parts of at most CHUNK_BYTES; one row may be larger. `FLOAT32` keeps its type.
+
+    Returns the CRC-32 of the file's `SUMS`, as hexadecimal text.
+    """
     dtypes = {name: written_type(name, dtype) for name in sources}
     header: dict[str, Any] = {}
     end = 0
@@ -285,10 +288,14 @@ def write_tensors(
                 sums[name] = crc32(data, sums[name])
         file.seek(0)
         file.write(head())  # as long as before, now that the checksums are known
+    return f"{crc32(json.dumps(sums, sort_keys=True).encode()):08x}"
 
 
-def write_piece(path: Path, pieces: Mapping[str, tuple[Tensor, TensorSlice]], dtype: torch.dtype) -> None:
-    """Write this rank's pieces of tensors for `saved_by_ranks`; pieces: name -> (elements, slice of the tensor)."""
+def write_piece(path: Path, pieces: Mapping[str, tuple[Tensor, TensorSlice]], dtype: torch.dtype) -> str:
+    """Write this rank's pieces of tensors for `saved_by_ranks`, and return their checksum as `write_tensors` does.
+
+    pieces: name -> (elements, slice of the tensor).
+    """
     offsets = {name: {SAVED_OFFSETS_KEY: place.starts} for name, (_, place) in pieces.items()}
     sources = {name: HeldTensor(tensor) for name, (tensor, _) in pieces.items()}
-    write_tensors(path, sources, dtype, {CUSTOM_METADATA_KEY: json.dumps(offsets)})
+    return write_tensors(path, sources, dtype, {CUSTOM_METADATA_KEY: json.dumps(offsets)})

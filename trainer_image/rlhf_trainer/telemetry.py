@@ -1,13 +1,15 @@
 """Measurements of each process (weighted means, deviations, maxima, sums, time spans), and their merge."""
 
+import json
 import math
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, SupportsFloat
+from zlib import crc32
 
 from rlhf_trainer.device import memory_in_use
 
@@ -23,6 +25,8 @@ EPISODE, MODEL_CALL, ENVIRONMENT, TOOL = "episode", "model", "environment", "too
 OF_EPISODES = (EPISODE, MODEL_CALL, ENVIRONMENT, TOOL)
 """Phases whose spans overlap on a rank; they lie within the rank's generation, which alone is counted as its work."""
 
+DIGITS = 4
+"""Digits of a call in a rank's fingerprint."""
 MAX_WARNING, MAX_NAME = 2000, 100
 """Most characters of a warning, and of a span's name."""
 _INSIDE: ContextVar[int] = ContextVar("_INSIDE", default=0)
@@ -71,6 +75,8 @@ class StepReport:
     warnings: Sequence[str]
     examples: Sequence[str] = ()
     """Descriptions of up to two responses of the step."""
+    ranks: Mapping[str, Any] = field(default_factory=dict)
+    """Fingerprints of the ranks' measurements, as `fingerprints` returns them."""
     spans: Sequence[Span]
     """Timed activities of every rank and of the controller in the step; the first is the step itself."""
 
@@ -197,6 +203,27 @@ def merge(reports: Iterable[Report]) -> dict[str, float]:
         if weight
     }
     return {**means, **deviations, **merged.maxima, **merged.sums}
+
+
+def fingerprints(reports: Iterable[Report], repeats: Callable[[str], bool]) -> dict[str, dict[str, Any]]:
+    """Return {pool: {"calls", "ranks"}} of a step's reports, in the order of the calls: a line of ranks.jsonl.
+
+    calls: names of the calls. ranks: for each rank DIGITS hexadecimal digits a call, of its own measurements. repeats:
+    whether the value of a name is the same if the step is made again.
+    """
+    sums: dict[str, dict[int, dict[str, int]]] = {}
+    for report in reports:
+        parts = (report.means, report.deviations, report.sums)  # of its own rows: maxima hold for all ranks
+        values = {name: value for part in parts for name, value in part.items() if repeats(name)}
+        if values and report.spans and (span := report.spans[0]).phase != CONTROLLER:
+            call, rank = span.name.partition(":")[0], sums.setdefault(span.pool, {}).setdefault(span.rank, {})
+            rank[call] = crc32(json.dumps(values, sort_keys=True).encode(), rank.get(call, 0))
+    found = {}
+    for pool, ranks in sums.items():
+        calls = list(dict.fromkeys(call for rank in ranks.values() for call in rank))
+        digits = ["".join(f"{ranks[rank].get(call, 0):08x}"[-DIGITS:] for call in calls) for rank in sorted(ranks)]
+        found[pool] = {"calls": calls, "ranks": digits}
+    return found
 
 
 def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float]:

@@ -137,6 +137,7 @@ def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[d
     authorities = f"{CA_FOLDER}/{CA_FILE}"
     always = {
         "HOME": SCRATCH,
+        "RLHF_IMAGE": image_of(job, settings)["image"],
         **fixed_part("environment"),
         # In the run folder, so that an attempt finds what an earlier one compiled for minutes.
         "VLLM_CACHE_ROOT": f"{names.OUTPUT_FOLDER}/.cache/vllm",

@@ -105,7 +105,7 @@ def test_a_job_judges_code_in_sandboxes(pods_cluster: Cluster, pods_namespace: s
         defined = [line for line in row["response"].splitlines() if line.startswith("def f")]
         is_right = bool(row["finished"] and defined and defined[-1] == RIGHT.strip())
         assert row["reward"] == float(is_right), row
-    environment = json.loads((folder.parent / "environment.json").read_text())
+    environment = json.loads((folder / "run.json").read_text())["attempts"][-1]
     assert environment["model_code"] == "sandboxes in pods"
     pods_cluster.until(lambda: not golden_path.pods(pods_cluster, pods_namespace, JOB), 120, "no pod of it is left")
     assert "succeeded" in told(pods_cluster, "why", JOB, "-n", pods_namespace)

@@ -40,7 +40,7 @@ def test_an_agent_plays_in_sandboxes(pods_cluster: Cluster, pods_namespace: str)
     assert all(each["episodes/turns"] >= 1 for each in steps)
     kept = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
     assert len(kept) == 2 * EPISODES
-    environment = json.loads((folder.parent / "environment.json").read_text())
+    environment = json.loads((folder / "run.json").read_text())["attempts"][-1]
     assert environment["model_code"] == "sandboxes in pods"
     pods_cluster.until(
         lambda: not golden_path.pods(pods_cluster, pods_namespace, JOB, names.SANDBOX), 120, "no sandbox is left"

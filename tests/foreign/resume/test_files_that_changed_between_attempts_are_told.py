@@ -17,7 +17,8 @@ from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.run import resume
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import unfinished
-from rlhf_trainer.run_folder.folder import FILES, JOB_FILE, JobFolder
+from rlhf_trainer.run_folder.evidence import RUN
+from rlhf_trainer.run_folder.folder import JOB_FILE, JobFolder
 from tests.trainer import jobs
 
 SPEC = {
@@ -45,8 +46,8 @@ def changes(folder: Path, run: str = "run") -> list[str]:
     """Return the sentences on changed files for an attempt that begins now, and save a checkpoint of it."""
     kept = JobFolder(folder / run, jobs.job(folder, "grpo", SPEC))
     checkpoint = kept.newest_checkpoint()
-    start = resume._start(jobs.job(folder, "grpo", SPEC), folder / run, checkpoint, {})
-    kept.begin(checkpoint, inputs={}, files=start.files)
+    start = resume.start_of(jobs.job(folder, "grpo", SPEC), folder / run, checkpoint, {})
+    kept.begin(checkpoint, inputs={}, evidence=start.evidence)
     kept.record({"step": 1}, total_steps=9, stage="GRPO")
     kept.checkpoints.complete(kept.checkpoints.begin(1), {STATE: '{"rows": 4}', **kept.texts_for_checkpoint(up_to=1)})
     return list(start.warnings)
@@ -55,7 +56,7 @@ def changes(folder: Path, run: str = "run") -> list[str]:
 def test_nothing_is_told_of_the_first_attempt_or_the_same_files(folder: Path) -> None:
     assert changes(folder) == []
     assert changes(folder) == []
-    assert "mine_other.py" not in (folder / "run" / "grpo" / FILES).read_text()
+    assert "mine_other.py" not in (folder / "run" / "grpo" / RUN).read_text()
 
 
 def test_a_sign_that_was_flipped_in_an_imported_module_is_told(folder: Path) -> None:
@@ -77,7 +78,7 @@ def test_a_template_that_changed_or_came_is_told(folder: Path) -> None:
 def test_modules_are_found_and_not_imported(folder: Path) -> None:
     (folder / "mine_scores.py").write_text("import mine_parts\nraise SystemExit\n")
     changes(folder)
-    assert "mine_parts.py" in (folder / "run" / "grpo" / FILES).read_text()
+    assert "mine_parts.py" in (folder / "run" / "grpo" / RUN).read_text()
 
 
 def test_a_run_in_another_place_compares_with_its_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +90,7 @@ def test_a_run_in_another_place_compares_with_its_checkpoint(folder: Path, monke
         (folder / file).rename(elsewhere / file)
     monkeypatch.syspath_prepend(str(elsewhere))
     (folder / "run").rename(folder / "other")
-    (folder / "other" / "grpo" / FILES).unlink()
+    (folder / "other" / "grpo" / RUN).unlink()
     assert changes(folder, "other") == []
     (elsewhere / "mine_parts.py").write_text("import os\nsign = -1.0\n")
     assert [line.split(" is not ")[0] for line in changes(folder, "other")] == [
@@ -104,22 +105,22 @@ def test_the_output_of_another_job_is_no_change(folder: Path) -> None:
     actor = job.spec.models.actor.model_copy(update={"uri": "job://sft"})
     models = job.spec.models.model_copy(update={"actor": actor})
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"models": models})})
-    before = resume._start(job, folder / "run", None, {}).files
+    before = resume.start_of(job, folder / "run", None, {}).evidence["read"]
     (folder / "run" / "sft" / "model").mkdir(parents=True)
     (folder / "run" / "sft" / "model" / "config.json").write_text("{}")
-    assert resume._start(job, folder / "run", None, {}).files == before
+    assert resume.start_of(job, folder / "run", None, {}).evidence["read"] == before
 
 
 def test_a_checkpoint_of_an_earlier_version_tells_nothing(folder: Path) -> None:
     changes(folder)
-    (found,) = (folder / "run" / "grpo" / "checkpoints").rglob(FILES)
+    (found,) = (folder / "run" / "grpo" / "checkpoints").rglob(RUN)
     found.unlink()
     (folder / "mine_parts.py").write_text("import os\nsign = -1.0\n")
     checkpoint = Checkpoint(step=1, uri=str(found.parent))
-    assert resume._start(jobs.job(folder, "grpo", SPEC), folder / "run", checkpoint, {}).warnings == []
+    assert resume.start_of(jobs.job(folder, "grpo", SPEC), folder / "run", checkpoint, {}).warnings == []
     found.mkdir()
     with pytest.raises(EnvironmentProblem):
-        resume._start(jobs.job(folder, "grpo", SPEC), folder / "run", checkpoint, {})
+        resume.start_of(jobs.job(folder, "grpo", SPEC), folder / "run", checkpoint, {})
 
 
 @pytest.mark.parametrize("reaction", ["Off", "Fail"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import yaml
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from rlhf_trainer.data.lines import files_of
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.report.run_record import read_run
 from rlhf_trainer.run.chain import write_report_or_warn
-from rlhf_trainer.run_folder.lineage import digest_of
 from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
 
 JOBS = {"helpful-sft": 15, "helpful-rm": 10, "helpful-ppo": 3}
@@ -71,7 +73,8 @@ def test_a_job_names_what_it_read_and_what_it_made(chain: Chain) -> None:
         "digest": made["helpful-sft"],
     }
     assert read["models.reward"]["digest"] == made["helpful-rm"]
-    assert read["data.train"]["digest"] == digest_of(local_path(read["data.train"]["uri"]))
+    (rows,) = files_of(local_path(read["data.train"]["uri"]))
+    assert read["data.train"]["digest"] == f"sha256:{sha256(rows.read_bytes()).hexdigest()}"
     labels = json.loads((chain[0] / "helpful-ppo" / "model" / "rlhf.json").read_text())
     assert (labels["job"], labels["algorithm"], labels["digest"]) == ("helpful-ppo", "PPO", made["helpful-ppo"])
     assert [each["name"] for each in labels["inputs"]] == list(read)
@@ -122,8 +125,9 @@ def test_the_terminal_shows_a_line_a_step_and_a_table(chain: Chain) -> None:
 def test_the_run_leaves_a_report_and_what_it_ran_on(chain: Chain) -> None:
     page = (chain[0] / "report.html").read_text()
     assert all(f'<section class="stage" id="{name}">' in page for name in JOBS)
-    environment = json.loads((chain[0] / "environment.json").read_text())
-    assert environment.keys() == {"python", "platform", "cores", "memory_gib", "gpus", "model_code", "packages"}
+    environment = read_run(chain[0]).environment
+    facts = {"python", "platform", "cores", "processor", "memory_gib", "gpus", "model_code", "packages"}
+    assert facts <= environment.keys() <= {*facts, "threads"}
     assert environment["packages"].keys() >= {"rlhf-operator", "torch", "ray", "transformers"}
     assert torch.__version__.startswith(environment["packages"]["torch"])
     assert torch.__version__.partition("+")[0] in page

@@ -2,15 +2,17 @@
 
 import fcntl
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Self
 
 import pytest
 
-from rlhf_trainer.checkpoint import UploadFolder
+from rlhf_trainer.checkpoint import Checkpoint, UploadFolder
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
-from rlhf_trainer.run.resume import from_the_start
+from rlhf_trainer.run.resume import Start, from_the_start
 from rlhf_trainer.run.stopping import StopSignals
+from rlhf_trainer.run_folder.evidence import NOTHING
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.storage import open_storage
 from rlhf_trainer.training.link_probe import Speeds, slowest_network
@@ -68,12 +70,16 @@ def test_only_links_between_machines_count(where: str, speed: float) -> None:
     assert slowest_network(ranks, device="CPU") == speed
 
 
+def start_at(checkpoint: Checkpoint | None) -> Start:
+    return Start(checkpoint=checkpoint, inputs={}, evidence=NOTHING, hashing=lambda _: nullcontext(lambda _: None))
+
+
 class Uploading:
     """A model whose upload has ended after a number of looks, or when somebody waits for it."""
 
     def __init__(self, looks: int) -> None:
         self.looks, self.paces, self.waited = looks, list[float](), list[bool]()
-        self._ended = [True]
+        self._ended = ["0a1b2c3d"]
 
     def begin_checkpoint(self, *, bytes_per_second: float, **_: object) -> Self:
         self.paces.append(bytes_per_second)
@@ -83,10 +89,10 @@ class Uploading:
     def end_checkpoint(self, *, waits: bool) -> Self:
         self.waited.append(waits)
         self._left = 0 if waits else self._left - 1
-        self._ended = [self._left <= 0]
+        self._ended = ["0a1b2c3d" * (self._left <= 0)]
         return self
 
-    def result(self) -> list[bool]:
+    def result(self) -> list[str]:
         return self._ended
 
 
@@ -106,7 +112,15 @@ def test_a_step_waits_for_no_paced_upload(
     folder.begin(None, inputs=from_the_start([job], tmp_path)[job.name].inputs)
     data = DataShape(rows=1, total_steps=7, evaluation_rows=0, facts=())
     stop = StopSignals(lambda message: None)
-    kept = KeptCheckpoints(job, folder, {"actor": model}, ["actor"], data=data, stop=stop, resumed=None)
+    kept = KeptCheckpoints(
+        job,
+        folder,
+        {"actor": model},
+        ["actor"],
+        data=data,
+        stop=stop,
+        start=start_at(None),
+    )
     kept.set_pace(network)
     for step in range(1, 7):
         kept.end_step(step, dict)

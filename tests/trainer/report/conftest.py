@@ -1,6 +1,5 @@
 """Run folders, written as a run writes them, and their pages, read as a browser reads them."""
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +15,7 @@ from rlhf_api.job import Job
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.report import plots
+from rlhf_trainer.run_folder.evidence import NOTHING, RUN, as_text, begun
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
 
 ROOT = Path(__file__).parents[3]
@@ -140,6 +140,12 @@ def finish(output: Path, folder: JobFolder, **measured: float) -> None:
     add_to_summary(output, folder.path.name, {"steps": 25, "seconds": 50.0, "seed": 0, **measured})
 
 
+def write_attempt(job_folder: Path, **environment: object) -> None:
+    """Write a run.json with one attempt."""
+    attempt = {"began": "2026-01-01T00:00:00Z", "after": 0, **environment}
+    (job_folder / RUN).write_text(as_text(begun(NOTHING, attempt, [])))
+
+
 @pytest.fixture
 def chain(tmp_path: Path) -> Callable[[list[dict[str, Any]]], Path]:
     """Makes a finished run of the three jobs whose PPO left these samples."""
@@ -156,7 +162,7 @@ def chain(tmp_path: Path) -> Callable[[list[dict[str, Any]]], Path]:
         rule = sum(row["rule_after"] for row in samples) / len(samples)
         scores = {"reward_before": 0.5, "reward_after": 1.5, "rule_before": 0.0, "rule_after": rule}
         finish(output, ppo, **scores, win_rate=0.875, win_rate_null=0.47)
-        (output / "environment.json").write_text(json.dumps({"python": "3.11.9", "packages": {"torch": "2.99.0"}}))
+        write_attempt(output / "helpful-ppo", python="3.11.9", packages={"torch": "2.99.0"})
         return output
 
     return make

@@ -65,7 +65,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     torn = run_job(root / "torn", PPO, map(ppo_record, (1, 2)))
     (torn.path / "status.json").write_text('{"phase": "Run')
     (root / "begun").mkdir()
-    (root / "begun" / "environment.json").write_text("{}")
+    (root / "begun" / "summary.json").write_text("{}")
     run_job(root / "a" / "b" / "c" / "deep", SFT, [])
     (root / "link").symlink_to(root.parent)
     run_job(root / NASTY, SFT, [])

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import load
-from tests.trainer.report.conftest import PPO, RM, ROOT, SFT, Page, finish, ppo_record, report, run_job
+from tests.trainer.report.conftest import PPO, RM, ROOT, SFT, Page, finish, ppo_record, report, run_job, write_attempt
 
 (FASTER,) = [
     job
@@ -25,8 +25,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     steps = [{**ppo_record(step), "reward/mean": 2.0, "entropy": step / 3} for step in range(1, 11)]
     finish(tmp_path / "b", run_job(tmp_path / "b", FASTER, steps), reward_after=1.25)
     for name, version in (("a", "2.1"), ("b", "2.2")):
-        packages = {"python": "3.11.9", "packages": {"torch": version}}
-        (tmp_path / name / "environment.json").write_text(json.dumps(packages))
+        write_attempt(tmp_path / name / "helpful-ppo", python="3.11.9", packages={"torch": version})
     return tmp_path / "a", tmp_path / "b"
 
 
@@ -68,7 +67,7 @@ def test_other_content_at_the_same_address_is_a_difference(runs: tuple[Path, Pat
 
 
 def test_a_file_that_is_damaged_or_missing_is_no_difference(runs: tuple[Path, Path]) -> None:
-    (runs[0] / "environment.json").unlink()
+    (runs[0] / "helpful-ppo" / "run.json").unlink()
     (runs[1] / "helpful-ppo" / "job.yaml").write_text("spec: [")
     _, html, page = compared(*runs)
     assert "b: job.yaml cannot be read" in page.sections["helpful-ppo"]
@@ -103,7 +102,7 @@ def test_runs_of_other_jobs_have_nothing_to_compare(tmp_path: Path) -> None:
 def test_the_page_escapes_texts_and_runs_nothing(tmp_path: Path) -> None:
     for name, text in (("a", "<script>alert(1)</script>"), ("b", "")):
         run_job(tmp_path / name, PPO, [ppo_record(1)])
-        (tmp_path / name / "environment.json").write_text(json.dumps({"host": text}))
+        write_attempt(tmp_path / name / "helpful-ppo", host=text)
     _, html, page = compared(tmp_path / "a", tmp_path / "b")
     assert not {tag for tag, _ in page.elements} & {"script", "link", "img"}
     assert "script-src" not in html

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Self
 
@@ -16,8 +17,9 @@ from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.job_run import require_measure
-from rlhf_trainer.run.resume import from_the_start, unfinished
+from rlhf_trainer.run.resume import Start, from_the_start, unfinished
 from rlhf_trainer.run.stopping import StopSignals
+from rlhf_trainer.run_folder.evidence import NOTHING
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary, load_with_finished
 from rlhf_trainer.workers.data import DataShape
 
@@ -77,6 +79,10 @@ def test_a_job_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
     assert starts(tmp_path) == {"helpful-ppo": 2}
 
 
+def start_at(checkpoint: Checkpoint | None) -> Start:
+    return Start(checkpoint=checkpoint, inputs={}, evidence=NOTHING, hashing=lambda _: nullcontext(lambda _: None))
+
+
 class Damaged:
     """A model that cannot be restored."""
 
@@ -90,8 +96,11 @@ class Damaged:
 def resumed(folder: JobFolder, *, digest: str) -> KeptCheckpoints:
     """With data of a digest."""
     data = DataShape(rows=100, total_steps=7, evaluation_rows=0, facts=(), digests={"spec.data.train": digest})
-    stop, newest = StopSignals(lambda message: None), folder.newest_checkpoint()
-    return KeptCheckpoints(jobs()[0], folder, {"actor": Damaged()}, ["actor"], data=data, stop=stop, resumed=newest)
+    stop, start = (
+        StopSignals(lambda message: None),
+        start_at(folder.newest_checkpoint()),
+    )
+    return KeptCheckpoints(jobs()[0], folder, {"actor": Damaged()}, ["actor"], data=data, stop=stop, start=start)
 
 
 def test_a_damaged_checkpoint_is_not_chosen_again(tmp_path: Path) -> None:
@@ -109,8 +118,9 @@ class Saved:
 
     end_checkpoint = restore = begin_checkpoint
 
-    def result(self) -> None:
-        """Done."""
+    def result(self) -> list[str]:
+        """The checksum of its one rank."""
+        return ["0a1b2c3d"]
 
 
 BEST = ("helpful-sft:checkpoint={keepBest: loss, keepLast: 1}", "helpful-sft:evaluation.everySteps=1")
@@ -118,8 +128,11 @@ BEST = ("helpful-sft:checkpoint={keepBest: loss, keepLast: 1}", "helpful-sft:eva
 
 def keeping_the_best(folder: JobFolder) -> KeptCheckpoints:
     data = DataShape(rows=100, total_steps=7, evaluation_rows=4, facts=(), digests={"spec.data.train": "abc"})
-    stop, newest = StopSignals(lambda message: None), folder.newest_checkpoint()
-    kept = KeptCheckpoints(jobs(*BEST)[0], folder, {"actor": Saved()}, ["actor"], data=data, stop=stop, resumed=newest)
+    stop, start = (
+        StopSignals(lambda message: None),
+        start_at(folder.newest_checkpoint()),
+    )
+    kept = KeptCheckpoints(jobs(*BEST)[0], folder, {"actor": Saved()}, ["actor"], data=data, stop=stop, start=start)
     kept.restore()
     return kept
 

@@ -17,6 +17,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Status
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import from_json
+from rlhf_trainer.run_folder.evidence import ATTEMPT, NOTHING, RUN, parsed
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS, parse_row
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STEP_WARNING = re.compile(r"\S+ step (?P<step>\d+): (?P<message>.*)")
-INPUT, ENVIRONMENT = "job://", "environment.json"
+INPUT = "job://"
 Place = tuple[int, int]
 """(step, row in the step's batch) of a response in rollouts.jsonl."""
 MAX_ROWS = 1000
@@ -119,6 +120,7 @@ class Run:
     jobs: list[JobRecord]
     """Jobs in the order of the chain: each job after its inputs."""
     environment: Mapping[str, Any]
+    """Facts on the machine and the packages of the attempt that began last."""
 
     def __getitem__(self, job: str) -> JobRecord:
         """Return the job of this name; KeyError if there is none."""
@@ -134,9 +136,11 @@ def read_run(folder: Path) -> Run:
         raise ConfigError(f"{folder}: is no run folder: it holds no <job>/job.yaml, which `rlhf run` writes first")
     notes: list[str] = []
     summary: dict[str, Any] = _read(folder / "summary.json", _object, {}, notes)
-    environment: dict[str, Any] = _read(folder / ENVIRONMENT, _object, {}, notes)
     summaries = {name: measured for name, measured in summary.items() if isinstance(measured, dict)}
+    ran_on = [attempt for path in paths for attempt in _read(path / RUN, parsed, NOTHING, notes)["attempts"][-1:]]
     jobs = [_job(path, summaries.get(path.name, {}), notes) for path in paths]
+    last = max(ran_on, key=lambda attempt: str(attempt.get("began")), default={})
+    environment = {name: value for name, value in last.items() if name not in ATTEMPT}
     return Run(folder.resolve().name, _in_chain_order(jobs), environment)
 
 

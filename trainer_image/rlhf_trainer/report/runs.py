@@ -14,7 +14,6 @@ from rlhf_planning.job_table import leading
 from rlhf_planning.numbers import between
 from rlhf_trainer.report.held_out import NO_METRICS
 from rlhf_trainer.report.page import rendered
-from rlhf_trainer.report.run_record import ENVIRONMENT
 from rlhf_trainer.run_folder.attempt import STATUS, read_object
 from rlhf_trainer.run_folder.commands import readable_status, shown_phase
 from rlhf_trainer.run_folder.folder import JOB_FILE, SUMMARY
@@ -76,7 +75,7 @@ def list_runs(root: Path) -> dict[str, RunRow]:
         folders[:] = sorted(each for each in folders if not each.startswith("."))
         path, inside = Path(place), [Path(place, each) for each in folders]
         jobs = [each for each in inside if os.path.lexists(each / JOB_FILE) or os.path.lexists(each / STATUS)]
-        if jobs or SUMMARY in files or ENVIRONMENT in files:
+        if jobs or SUMMARY in files:
             folders.clear()
             found[path] = _row(_name(path, root), path, jobs)
             continue

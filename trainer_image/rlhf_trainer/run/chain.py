@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -11,7 +12,7 @@ from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.outputs.display import Display, display_for
 from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
-from rlhf_trainer.run.machine import gpu_count, write_environment
+from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.placement import Placed, place_job, with_cpu_slots
 from rlhf_trainer.run.preconditions import require_no_cluster, require_packages
 from rlhf_trainer.run.publisher import RunContext
@@ -40,9 +41,11 @@ def run_file(
     restart: bool,
     address: str | None,
     options: OutputOptions,
+    starts: Mapping[str, Start] = MappingProxyType({}),
 ) -> None:
     """Run the jobs of a manifest (a file, or its text) from their newest checkpoints; finished jobs are skipped.
 
+    starts: where each job begins, by name; empty: as the run folder says.
     Raises SpecError, TrainerError or Stopped; the folder of the failed job says why.
     """
     require_packages()
@@ -57,7 +60,7 @@ def run_file(
     display = display_for(jobs)
     stop = StopSignals(display.say)
     with only_run_in(output), open_listeners(options, output, display.warn) as listeners_of:
-        starts = starts_of(jobs, output, display, restart=restart)
+        starts = starts_of(jobs, output, display, restart=restart, given=starts)
         pending = [job for job in jobs if job.name in starts]
         if pending and chosen:
             display.say(chosen)
@@ -74,18 +77,21 @@ def run_file(
     display.say(f"run folder: {output}")
 
 
-def starts_of(jobs: Sequence[Job], output: Path, display: Display, *, restart: bool) -> dict[str, Start]:
+def starts_of(
+    jobs: Sequence[Job], output: Path, display: Display, *, restart: bool, given: Mapping[str, Start]
+) -> Mapping[str, Start]:
     """Return the start of each job that is still to run, by name, and prepare the run folder.
 
-    restart: clear what earlier runs left of the jobs. Disks and object stores are tried, so that a run fails now rather
-    than after hours. The status of a job that has succeeded here before becomes that of this attempt.
+    given: starts that are taken as they are. restart: clear what earlier runs left of the jobs. Disks and object stores
+    are tried, so that a run fails now rather than after hours. The status of a job that has succeeded here before
+    becomes that of this attempt.
     """
     if restart:
         with writing(output):
             (output / SUMMARY).unlink(missing_ok=True)
         for job in jobs:
             JobFolder(output, job).clear()
-    starts = from_the_start(jobs, output) if restart else unfinished(jobs, output)
+    starts = given or (from_the_start(jobs, output) if restart else unfinished(jobs, output))
     for job in jobs:
         if job.name not in starts:
             display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
@@ -94,7 +100,6 @@ def starts_of(jobs: Sequence[Job], output: Path, display: Display, *, restart: b
     if starts:
         with writing(output):
             (output / SAVE_REQUEST).unlink(missing_ok=True)
-            write_environment(output)
     for job in jobs:
         if job.name in starts:
             JobFolder(output, job).checkpoints.try_writing()

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_trainer.checkpoint import STATE, Checkpoint
+from rlhf_trainer.checkpoint import STATE
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.job_run import Checkpoints, State
+from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.step_models import Handle
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
@@ -30,15 +31,16 @@ class KeptCheckpoints(Checkpoints):
         *,
         data: DataShape,
         stop: StopSignals,
-        resumed: Checkpoint | None,
+        start: Start,
     ) -> None:
         """models: all of the job; saved are the state of trained ones, and the counters of models with `counters`.
 
         `restore` raises DataError if the data differs from that of the checkpoint.
         """
         self._name, self._settings, self._folder = job.name, job.spec.checkpoint, folder
-        self._store, self._data, self._stop, self._resumed = folder.checkpoints, data, stop, resumed
-        self._trained = [models[role] for role in trained]
+        self._store, self._data, self._stop, self._resumed = folder.checkpoints, data, stop, start.checkpoint
+        self._repetition = start.repetition
+        self._roles, self._trained = trained, [models[role] for role in trained]
         self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
         self._under_way: tuple[str, State] | None = None
         self._begun_step = 0
@@ -78,13 +80,19 @@ class KeptCheckpoints(Checkpoints):
         except NumericsError as error:
             then = "a run goes on from the checkpoint before it, or from the start"
             try:
-                self._resumed.condemn(str(error))
+                if not self._repetition:
+                    self._resumed.condemn(str(error))
             except EnvironmentProblem as refused:
                 then = f"nor could that be noted there ({refused}): delete it"
             raise NumericsError(f"{error}; {then}") from error
         return state
 
     def end_step(self, step: int, state: Callable[[], State]) -> None:
+        if self._repetition:
+            self._finish()
+            if step in self._repetition.saved:
+                self._begin(step, state, copies=False)
+            return
         every = self._settings.every_steps
         is_old = time.monotonic() - self._begun_at > 60 * self._settings.every_minutes
         is_due = is_old or (every is not None and step % every == 0)
@@ -95,6 +103,11 @@ class KeptCheckpoints(Checkpoints):
     def after_record(
         self, step: int, state: Callable[[], State], *, is_last: bool, measured: Mapping[str, float] | None = None
     ) -> None:
+        if self._repetition:
+            if self._stop.requested or step == self._repetition.last_step:
+                self._finish()
+                raise Stopped(self._stop.requested)
+            return
         is_asked, is_best = self._folder.save_request.exists(), self._becomes_best(step, measured or {})
         if not (is_asked or is_last or is_best or self._stop.requested):
             return
@@ -162,11 +175,13 @@ class KeptCheckpoints(Checkpoints):
         ended = [call.result() for call in [model.end_checkpoint(waits=waits) for model in self._trained]]
         if not (waits or all(map(all, ended))):
             return
+        ranks = {role: enumerate(sums) for role, sums in zip(self._roles, ended, strict=True)}
+        sums = {f"{role}/{rank}": each for role, found in ranks.items() for rank, each in found}
         self._folder.require_ours()
         texts = {
             STATE: json.dumps({**state, "best": self._best and [*self._best, self._settings.keep_best]}) + "\n",
             **self._folder.texts_for_checkpoint(up_to=state["step"]),
         }
-        self._folder.record_checkpoint(self._store.complete(uri, texts))
+        self._folder.record_checkpoint(self._store.complete(uri, texts), sums)
         self._store.prune(self._settings.keep_last, best=self._best[0] if self._best else None)
         self._under_way = None

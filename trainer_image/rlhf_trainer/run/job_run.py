@@ -19,6 +19,7 @@ from rlhf_api.spec.algorithms import ActorCritic
 from rlhf_api.spec.watch import MismatchGate, react
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.run.step_models import Handle, Rows
+from rlhf_trainer.run_folder.step_metrics import repeats
 from rlhf_trainer.telemetry import (
     CONTROLLER,
     OF_EPISODES,
@@ -26,6 +27,7 @@ from rlhf_trainer.telemetry import (
     Span,
     StepReport,
     effective_share,
+    fingerprints,
     idle_shares,
     merge,
     phase_seconds,
@@ -298,6 +300,7 @@ def report_of(number: int, began: float, reports: Sequence[Report]) -> StepRepor
     return StepReport(
         record=finite,
         examples=examples[:2],
+        ranks=fingerprints(reports, repeats),
         warnings=[warnings[name] for name in sorted(warnings)],
         spans=[Span(CONTROLLER, f"step {number}", 0, began, began + seconds), *spans],
     )

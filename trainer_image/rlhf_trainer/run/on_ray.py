@@ -61,7 +61,7 @@ def run_on_ray(
     publisher = Publisher(job, JobFolder(context.output, job), context.display, context.listeners_of)
     folder, checkpoint, mapping = publisher.folder, start.checkpoint, placed.mapping
     with publisher.recording_the_end():
-        folder.begin(checkpoint, inputs=start.inputs, files=start.files, mapping=mapping)
+        folder.begin(checkpoint, inputs=start.inputs, evidence=start.evidence, mapping=mapping)
         publisher.warn(*start.warnings)
         pools = " | ".join(map(mapping.described, mapping.pools))
         publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes, *compression.in_words(job, mapping.sizes))
@@ -76,12 +76,14 @@ def run_on_ray(
         runtime = RayRuntime(
             running, mapping, folders, slots=slots, path=folder.path, columns=columns, retokenized=retokenized
         )
-        with runtime.running(is_last=is_last, say=publisher.say, warn=publisher.warn) as shape:
+        running_models = runtime.running(is_last=is_last, say=publisher.say, warn=publisher.warn)
+        with start.hashing(folder) as begin_hashing, running_models as shape:
+            begin_hashing(shape.total_steps)
             folder.record_links(runtime.links)
             if runtime.step_deadline.is_derived:
                 folder.event(str(runtime.step_deadline))
             checkpoints = KeptCheckpoints(
-                job, folder, runtime.models, trained, data=shape, stop=context.stop, resumed=checkpoint
+                job, folder, runtime.models, trained, data=shape, stop=context.stop, start=start
             )
             checkpoints.set_pace(runtime.network)
             summary = run_job(

@@ -59,7 +59,8 @@ class Publisher(Reporter):
     def step(self, report: StepReport) -> None:
         """Write the record and the warnings of a finished step, and give the report to the listeners."""
         self.warn(*(f"step {report.record['step']:.0f}: {warning}" for warning in report.warnings))
-        self.folder.record(report.record, total_steps=self._total_steps, stage=self._job.spec.algorithm.name)
+        stage = self._job.spec.algorithm.name
+        self.folder.record(report.record, total_steps=self._total_steps, stage=stage, ranks=report.ranks)
         with writing(self.folder.path):
             for listener in self._listeners:
                 listener.step(report)

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.chain import SCHEME, data_from_jobs
+from rlhf_api.chain import SCHEME, data_from_jobs, read_inputs
 from rlhf_api.checks.resume import identity
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump, load
@@ -22,21 +22,23 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import one_line
 from rlhf_api.spec.data import DataSource, Rows
-from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
+from rlhf_api.status import Failure, Metric, Progress, SavedState, Status
 from rlhf_mapper.mapping import DeviceMapping, as_json
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import folder_or_name
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.hub import HUB, require_hub
 from rlhf_trainer.run_folder.attempt import STATUS, from_json, mark, own_attempt, owner, replace
-from rlhf_trainer.run_folder.lineage import recorded_inputs, write_labels
+from rlhf_trainer.run_folder.evidence import CHECKPOINT, NOTHING, RUN, Document, Entry, RunFile, as_text, with_files
+from rlhf_trainer.run_folder.lineage import labelled
 from rlhf_trainer.run_folder.lock import require_newest
 from rlhf_trainer.run_folder.pace import Steps
 
 P = ParamSpec("P")
 MADE = ("model", "data")
 """Names that the folder of a job's output may have: `model` for weights, `data` for a data set."""
-SUMMARY, METRICS, JOB_FILE, INPUTS, FILES = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json", "files.json"
+SUMMARY, METRICS, RANKS = "summary.json", "metrics.jsonl", "ranks.jsonl"
+JOB_FILE, INPUTS, MAPPING = "job.yaml", "inputs.json", "mapping.json"
 MAX_WARNINGS = 8
 """Most warnings that the status keeps."""
 MAX_REASON = 300
@@ -212,6 +214,10 @@ class JobFolder:
         self._status = Status(phase="Pending", attempt=own_number())
         self._steps = Steps()
 
+    @cached_property
+    def run_file(self) -> RunFile:
+        return RunFile(self.path, self.require_ours)
+
     def finished(self) -> bool:
         """Whether the status says that a job of this name succeeded, and its output folder is there."""
         status = self.path / STATUS
@@ -253,24 +259,23 @@ class JobFolder:
         checkpoint: Checkpoint | None,
         *,
         inputs: Mapping[str, str],
-        files: Mapping[str, str] = MappingProxyType({}),
+        evidence: Document = NOTHING,
         mapping: DeviceMapping | None = None,
     ) -> None:
         """Prepare the job's folder for a run from the start or a checkpoint; metrics of later steps are deleted.
 
-        inputs, files: as in `run.resume.Start`; the job's checkpoints contain both.
+        inputs, evidence: as in `run.resume.Start`; the job's checkpoints contain both.
         """
         saved = saved_state(checkpoint) if checkpoint else None
         texts = {METRICS: checkpoint.text(METRICS)} if checkpoint else {}
-        texts |= {INPUTS: json.dumps(dict(inputs)) + "\n", FILES: json.dumps(dict(files)), JOB_FILE: dump(self._job)}
-        texts |= {"mapping.json": json.dumps(as_json(mapping), indent=2) + "\n"} if mapping else {}
+        texts |= {INPUTS: json.dumps(dict(inputs)) + "\n", RUN: as_text(evidence), JOB_FILE: dump(self._job)}
+        texts |= {MAPPING: json.dumps(as_json(mapping), indent=2) + "\n"} if mapping else {}
         if not checkpoint:
             self.clear()
         self.path.mkdir(parents=True, exist_ok=True)
         if self._job.spec.algorithm.makes == "data":
             self.made.mkdir(exist_ok=True)
-        read = recorded_inputs(self._job, self.path.parent)
-        self._write_status(texts, phase="Running", start_time=now(), checkpoint=saved, inputs=read)
+        self._write_status(texts, phase="Running", start_time=now(), checkpoint=saved, inputs=read_inputs(self._job))
         if self._job.spec.algorithm.is_own:
             self._keep_algorithm(1 + (checkpoint.step if checkpoint else 0))
 
@@ -285,11 +290,13 @@ class JobFolder:
         """Return the texts of this folder's files that belong to the checkpoint of step `up_to`, by file name."""
         lines = (self.path / METRICS).read_text().splitlines(keepends=True)
         records = "".join(line for line in lines if json.loads(line)["step"] <= up_to)
-        return {METRICS: records, **{name: (self.path / name).read_text() for name in (JOB_FILE, INPUTS, FILES)}}
+        return {METRICS: records, **{name: (self.path / name).read_text() for name in (JOB_FILE, INPUTS, RUN)}}
 
     @writes
-    def record_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Record the step and the URI of a whole checkpoint in the status."""
+    def record_checkpoint(self, checkpoint: Checkpoint, sums: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Record a whole checkpoint in the status and in run.json; sums: `Entry.files` of a checkpoint."""
+        entry = Entry(name=CHECKPOINT, kind="checkpoint", uri=checkpoint.uri, step=checkpoint.step)
+        self.run_file.change(made=with_files(entry, sums))
         self._write_status(checkpoint=saved_state(checkpoint))
         self.event(f"checkpoint of step {checkpoint.step}: {checkpoint.uri}")
 
@@ -327,10 +334,13 @@ class JobFolder:
         self._write_status(links=tuple(Metric(name=name, value=f"{each:.2g}") for name, each in seconds.items()))
 
     @writes
-    def record(self, record: Mapping[str, float], *, total_steps: int, stage: str) -> None:
-        """Add the metrics of a step to metrics.jsonl and to the status."""
-        with (self.path / METRICS).open("a") as file:
-            file.write(json.dumps(dict(record), allow_nan=False) + "\n")
+    def record(self, record: Mapping[str, float], *, total_steps: int, stage: str, ranks: object = None) -> None:
+        """Add the metrics of a step to metrics.jsonl and to the status, and the ranks' fingerprints to ranks.jsonl."""
+        lines = {METRICS: json.dumps(dict(record), allow_nan=False)}
+        lines |= {RANKS: json.dumps({"step": record["step"], "pools": ranks})} if ranks else {}
+        for name, line in lines.items():
+            with (self.path / name).open("a") as file:
+                file.write(f"{line}\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if name != "step")
         step, seconds, tokens = int(record["step"]), record.get("time/step"), record.get("tokens_per_second")
         progress = Progress(
@@ -356,9 +366,8 @@ class JobFolder:
     @writes
     def succeed(self) -> None:
         """Record in the status that the job succeeded, and the URI of its output, which gets labels."""
-        digest = write_labels(self._job, self.made, self._status.inputs) if self.made.is_dir() else None
-        made = Output(uri=self.made.resolve().as_uri(), digest=digest)
-        self._write_status(phase="Succeeded", completion_time=now(), output=made)
+        read, made = labelled(self._job, self.made, self.run_file.read())
+        self._write_status(phase="Succeeded", completion_time=now(), inputs=read, output=made)
 
     def fail(self, *, reason: str, exit_code: ExitCode, message: str, host: str = "") -> None:
         """Record in the status why the run ended, if the disk permits; host: the machine that is to blame."""

@@ -30,6 +30,8 @@ class StepMetric(NamedTuple):
     """Section of the report with the metric's plot; empty: no plot, as one step's value says little."""
     part: str = ""
     """Name of a metric family's label, such as `phase`; empty for a metric with one series."""
+    repeats: bool = True
+    """Whether a step that is made again, on the same kind of machine, has the same value to the bit."""
 
     @property
     def kind(self) -> Kind:
@@ -54,3 +56,9 @@ def metric_of(recorded: str) -> tuple[StepMetric, tuple[str, ...]] | None:
     family, _, part = recorded.partition("/")
     metric = _ROWS.get(f"{family}/*")
     return (metric, (part,)) if metric else None
+
+
+def repeats(recorded: str) -> bool:
+    """Return whether a value of metrics.jsonl is the same if its step is made again; so are values without a row."""
+    found = metric_of(recorded)
+    return found is None or found[0].repeats

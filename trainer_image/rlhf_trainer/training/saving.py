@@ -182,6 +182,7 @@ class TrainerState:
         self._model, self._optimizer = model, optimizer
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
+        self._sum = ""
 
     def begin_save(self, folder: Path, *, then: Callable[[], None], copies: bool) -> None:
         """Begin to save to `folder`; a thread calls `then` once all files are written.
@@ -199,7 +200,7 @@ class TrainerState:
                 path = Path(_random_file(str(folder)))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_file(random, path)
-                write_piece(folder / f"shard-{dist.get_rank()}.safetensors", pieces, torch.float32)
+                self._sum = write_piece(folder / f"shard-{dist.get_rank()}.safetensors", pieces, torch.float32)
 
         def finish() -> None:
             if copies:
@@ -213,12 +214,15 @@ class TrainerState:
             write()
         self._saving = self._writer.submit(finish)
 
-    def end_save(self, *, waits: bool = True) -> bool:
-        """Return whether the last save is written, and raise its error; waits: until it is."""
+    def end_save(self, *, waits: bool = True) -> str:
+        """Return the checksum of what this rank wrote last, empty while it is being written, or raise its error.
+
+        waits: until it is written.
+        """
         if self._saving and (waits or self._saving.done()):
             self._saving.result()
             self._saving = None
-        return self._saving is None
+        return "" if self._saving else self._sum
 
     def load(self, uri: str) -> None:
         """Read this rank's shards from below an address; EnvironmentProblem if they cannot be read."""

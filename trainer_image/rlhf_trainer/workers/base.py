@@ -250,8 +250,11 @@ class TrainedModel:
             write_adapter_config(self.trainer.model.adapter, folder)
 
     @register(ONE_TO_ALL)
-    def end_checkpoint(self, *, waits: bool = True) -> bool:
-        """Return whether the checkpoint that was begun last is written; waits: end it as fast as it goes."""
+    def end_checkpoint(self, *, waits: bool = True) -> str:
+        """Return the checksum of this rank's part of the last checkpoint, empty while it is being written.
+
+        waits: end it as fast as it goes.
+        """
         if waits and self._pace:
             self._pace.lift()
         return self.trainer.state.end_save(waits=waits)

@@ -1,0 +1,47 @@
+"""`rlhf reproduce` on real Ray: PPO is equal from the start and from a checkpoint; one changed row is found."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import rlhf_examples
+from rlhf_trainer.data.order import permutation
+from tests.trainer.chain.conftest import rlhf
+
+PPO, SFT = "helpful-ppo", "helpful-sft"
+
+
+def again(chain: tuple[Path, str], output: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return rlhf("reproduce", chain[0], f"--output={output}", *options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--steps=2",), ("--from=2", "--steps=1")], ids=["start", "checkpoint"])
+def test_steps_of_ppo_are_equal(chain: tuple[Path, str], tmp_path: Path, options: tuple[str, ...]) -> None:
+    before = {file: file.stat().st_mtime_ns for file in chain[0].rglob("*")}
+    done = again(chain, tmp_path / "again", f"--job={PPO}", *options)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "differs" not in done.stdout
+    sentence = done.stdout.splitlines()[-1]
+    assert " are equal: " in sentence
+    assert f"{4 * (3 - len(options))} checksums of weights" in sentence, "of two models on two ranks"
+    assert {file: file.stat().st_mtime_ns for file in chain[0].rglob("*")} == before
+
+
+@pytest.mark.slow
+def test_a_changed_row_is_found_in_its_file_step_and_rank(chain: tuple[Path, str], tmp_path: Path) -> None:
+    """SFT takes 32 rows a step, so that this one is read in step 2."""
+    lines = Path(rlhf_examples.__path__[0], "helpful", "train.jsonl").read_text().splitlines()
+    row = int(permutation(len(lines), 0, 0, 0)[37])
+    lines[row] = json.dumps({**json.loads(lines[row]), "chosen": " No."})
+    file = tmp_path / "train.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    done = again(chain, tmp_path / "again", f"--job={SFT}", f"--set=data.train.uri={file.as_uri()}")
+    assert f"{SFT}: differs: spec.data.train: train.jsonl is not what it was" in done.stdout
+    assert done.returncode == 2
+    assert re.search(
+        r"of inputs that differ \(2\): step 2: .*first in actor.\w+ on rank [01, ]+ of pool all$", done.stderr
+    )

@@ -1,0 +1,179 @@
+"""Files that a job reads (models, data, templates, own code), and their hashes for run.json.
+
+Code and texts are hashed before the start, as `spec.watch.changedCode` compares them, and the rest by a thread during
+the run. Large files in the cache of the Hugging Face Hub are named by their SHA-256 and need no reading.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from threading import Event, Thread, get_native_id
+
+from rlhf_api.chain import SCHEME
+from rlhf_api.checks.resume import leaves
+from rlhf_api.contract import ENTRYPOINT
+from rlhf_api.files import document_of
+from rlhf_api.job import Job
+from rlhf_trainer.data.lines import files_of
+from rlhf_trainer.data.uri import local_path
+from rlhf_trainer.errors import DataError, EnvironmentProblem
+from rlhf_trainer.hub import HUB, cached_folder
+from rlhf_trainer.run.preconditions import addresses
+from rlhf_trainer.run_folder.evidence import LABELS, RUN, Entry, Kind, with_files
+from rlhf_trainer.run_folder.folder import JobFolder, writing
+
+TEXT_FILES = (".jinja", ".json", ".model", ".py", ".txt")
+"""Endings of the files in a model's folder from which tokens, templates, end tokens and the model's code are read."""
+CHUNK = 2**24
+WAIT_SECONDS = 60.0
+"""Most seconds for which the end of a job waits for hashes."""
+NICE = 10
+HASH = re.compile("[0-9a-f]{64}")
+Source = tuple[Entry, dict[str, Path]]
+"""Entry of a field without hashes, and the field's files by name; empty if the files are not on this machine."""
+
+
+def sources_of(job: Job, output: Path) -> Iterator[Source]:
+    """Yield what a job reads; output: the run folder with the jobs that it may name."""
+    models = job.models().items()
+    revisions = {f"models.{job.spec.models.source_field(role)}.uri": model.revision for role, model in models}
+    for path, uri in dict(addresses(job)).items():
+        if "://" not in uri or path == "checkpoint.storage":
+            continue
+        is_data = path.startswith(("data.", "evaluation."))
+        kind: Kind = "code" if path == "data.chatTemplate" else "data" if is_data else "model"
+        entry = Entry(name=f"spec.{path.removesuffix('.uri')}", kind=kind, uri=uri)
+        place: Path | None = None
+        if uri.startswith(SCHEME):
+            place = output / uri.removeprefix(SCHEME) / kind
+        elif uri.startswith(HUB):
+            place = cached_folder(uri, "dataset" if is_data else "model", revisions.get(path))
+            if place:
+                entry["revision"] = place.name
+        else:
+            with suppress(DataError):
+                place = local_path(uri)
+        yield entry, files_below(place, kind) if place else {}
+    yield from _own_code(job)
+
+
+def files_below(place: Path, kind: Kind) -> dict[str, Path]:
+    """Return the files at a path, without LABELS, by their names in the folder; a model has none in further folders."""
+    folder = place if place.is_dir() else place.parent
+    found = sorted(place.glob("*")) if kind == "model" and place.is_dir() else files_of(place)
+    return {file.relative_to(folder).as_posix(): file for file in found if file.is_file() and file.name != LABELS}
+
+
+def _own_code(job: Job) -> Iterator[Source]:
+    """Yield the user's modules that the fields of a job name."""
+    modules = [(field, value) for field, value in leaves(document_of(job)) if re.fullmatch(ENTRYPOINT, str(value))]
+    if job.spec.algorithm.is_own:
+        modules.append(("spec.algorithm.entrypoint", type(job.spec.algorithm).__module__))
+    for field, value in modules:
+        folder, files = _module_files(value.partition(":")[0])
+        if files:
+            named = {file.relative_to(folder).as_posix(): file for file in files}
+            yield Entry(name=field, kind="code", uri=folder.resolve().as_uri()), named
+
+
+def _module_files(module: str) -> tuple[Path, list[Path]]:
+    """Return the folder of `sys.path` with a module, and the module's files with those beside them that any names."""
+    for folder in map(Path, sys.path):
+        for file in filter(
+            Path.is_file, (folder / f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py"))
+        ):
+            beside, found = {other.stem: other for other in file.parent.glob("*.py")}, [file]
+            for each in found:
+                words = set(re.findall(r"\w+", each.read_text(encoding="utf-8", errors="replace")))
+                found += [other for name, other in beside.items() if name in words and other not in found]
+            return folder, sorted(found)
+    return Path(), []
+
+
+def own_entries(job: Job, output: Path) -> list[Entry]:
+    """Return, with hashes, what the user may edit between two attempts; not outputs of jobs, nor what the hub has."""
+    return [
+        with_files(entry, {name: hash_file(file) for name, file in files.items() if is_text(entry, name)})
+        for entry, files in sources_of(job, output)
+        if entry["kind"] != "data" and not entry["uri"].startswith((SCHEME, HUB))
+    ]
+
+
+def is_text(entry: Entry, file: str) -> bool:
+    """Whether `own_entries` has a file of an entry: all of code, and the `TEXT_FILES` of a model."""
+    return entry["kind"] == "code" or Path(file).suffix in TEXT_FILES
+
+
+def hashed(source: Source, is_over: Callable[[], bool] = lambda: False) -> Entry:
+    """Return the entry of a source with its hashes, and the commit of own code; for `is_over` see `hash_file`."""
+    entry, files = source
+    if entry["kind"] == "code" and files and (commit := _commit([*files.values()])):
+        entry["revision"] = commit
+    return with_files(entry, {name: hash_file(file, is_over) for name, file in files.items()})
+
+
+def _commit(files: Sequence[Path]) -> str:
+    """Return the git commit of files of one folder, with `-dirty` if any is not as committed; empty outside git."""
+    git = partial(subprocess.check_output, cwd=files[0].parent, stderr=subprocess.DEVNULL, text=True)
+    try:
+        commit, changes = git(["git", "rev-parse", "HEAD"]), git(["git", "status", "--porcelain", "--", *files])
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return commit.strip() + "-dirty" * bool(changes)
+
+
+def hash_file(file: Path, is_over: Callable[[], bool] = lambda: False) -> str:
+    """Return the SHA-256 of a file; empty if the file cannot be read, or `is_over` returns True meanwhile."""
+    if HASH.fullmatch(name := file.resolve().name):  # in the hub's cache
+        return name
+    found = sha256()
+    with suppress(OSError), file.open("rb") as opened:
+        while not is_over() and (part := opened.read(CHUNK)):
+            found.update(part)
+        return "" if is_over() else found.hexdigest()
+    return ""
+
+
+@contextmanager
+def hashing(sources: Callable[[], Iterable[Source]], folder: JobFolder) -> Iterator[Callable[[int], None]]:
+    """Add hashes to run.json: by a thread those of `sources`, and at the end of the block those of what the job made.
+
+    Yields the function that starts the thread, which has the job's number of steps as its argument. The end of the
+    block waits for at most WAIT_SECONDS, and not if the block raises; events.log then says what has no hash.
+    """
+    ended, steps, run_file = Event(), list[int](), folder.run_file
+
+    def work() -> None:
+        with suppress(OSError):  # the machine may forbid it
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
+        with suppress(EnvironmentProblem, OSError):  # the run itself meets it, too
+            run_file.change(read=[hashed(source, ended.is_set) for source in sources()])
+
+    def begin(total_steps: int) -> None:
+        steps.append(total_steps)
+        thread.start()
+
+    thread = Thread(target=work, daemon=True)
+    try:
+        yield begin
+        until = time.monotonic() + WAIT_SECONDS
+        thread.join(WAIT_SECONDS)
+    finally:
+        ended.set()
+        if steps:
+            thread.join()
+    kind: Kind = "data" if folder.made.name == "data" else "model"
+    made = Entry(name=folder.made.name, kind=kind, uri=folder.made.resolve().as_uri(), step=steps[0])
+    with writing(folder.path):
+        source = made, files_below(folder.made, kind)
+        document = run_file.change(made=hashed(source, lambda: time.monotonic() > until))
+    if without := [each["name"] for each in (*document["read"], *document["made"]) if "sha256" not in each]:
+        why = f"not on this machine, or not read within {WAIT_SECONDS:.0f} s after the end"
+        folder.event(f"{RUN} lacks hashes of files of {', '.join(without)}: {why}")

@@ -1,0 +1,198 @@
+"""`rlhf reproduce`: makes some steps of a job again in a new run folder, and compares them with the first time."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf_api.chain import inputs_of
+from rlhf_api.checks.resume import leaves
+from rlhf_api.files import document_of
+from rlhf_api.job import Job
+from rlhf_api.own_code import add_search_path
+from rlhf_api.problems import Problem, SpecError
+from rlhf_mapper.mapping import as_json
+from rlhf_trainer.checkpoint import Checkpoint
+from rlhf_trainer.data.uri import local_path
+from rlhf_trainer.errors import ConfigError, DataError, NumericsError
+from rlhf_trainer.hub import HUB
+from rlhf_trainer.outputs.opening import OutputOptions
+from rlhf_trainer.report.run_record import mapping_line
+from rlhf_trainer.run.chain import run_file
+from rlhf_trainer.run.inputs import hashed, sources_of
+from rlhf_trainer.run.machine import environment, gpu_count
+from rlhf_trainer.run.placement import place_job
+from rlhf_trainer.run.resume import Repetition, identities, inputs, start_of
+from rlhf_trainer.run.stopping import Stopped
+from rlhf_trainer.run_folder.attempt import read_object
+from rlhf_trainer.run_folder.commands import job_folders
+from rlhf_trainer.run_folder.evidence import (
+    RUN,
+    Document,
+    Entry,
+    attempt_of,
+    changed_environment,
+    changed_files,
+    parsed,
+)
+from rlhf_trainer.run_folder.folder import (
+    JOB_FILE,
+    MAPPING,
+    METRICS,
+    JobFolder,
+    finished_jobs,
+    load_with_finished,
+    read_job,
+    reading,
+    writing,
+)
+from rlhf_trainer.run_folder.repeated import WEIGHTS, by_step, compare, weights_of
+
+OWN_SETTINGS = ("outputs={}", "watch.changedCode='Off'", "rollout.weightStore=null", "checkpoint={keepLast: 1}")
+"""Settings of a repetition: it tells no tracker, and writes into its own folder alone."""
+NO_INPUTS = ("metadata.", "spec.outputs", "spec.watch", "spec.rollout.weightStore", "spec.checkpoint")
+
+
+class Original(NamedTuple):
+    """Job of a run folder of which steps are made again."""
+
+    folder: JobFolder
+    job: Job
+    manifest: str
+    """Text of job.yaml."""
+    document: Document
+    """Content of run.json."""
+    steps: Sequence[int]
+    checkpoint: Checkpoint | None
+    """Checkpoint before the steps; None: they are the first."""
+
+
+def reproduce(
+    run: Path,
+    *,
+    job: str | None,
+    count: int,
+    after: int | None,
+    output: Path | None,
+    sets: Sequence[str],
+    say: Callable[[str], None],
+) -> None:
+    """Make `count` steps of a job in the folder `run` again, and say how they compare; `run` is only read.
+
+    job: by default the one that began last. after: step of the checkpoint to begin at; None: the start. output: new run
+    folder, by default `run` with `-reproduced`. sets: changes of the manifest.
+    Raises SpecError for what is not there, DataError for an input that is gone, NumericsError if the steps differ, and
+    ConfigError if inputs differed, whatever the steps are.
+    """
+    original = _original(run, job, count, after)
+    target = output or run.with_name(f"{run.resolve().name}-reproduced")
+    if target.exists():
+        raise SpecError([Problem(str(target), "is there already; name a new folder by --output")])
+    for entry in original.document["read"]:
+        with suppress(DataError):  # code that is gone is told when it is imported
+            add_search_path(local_path(entry["uri"]))
+    name, first, last = original.job.name, original.steps[0], original.steps[-1]
+    (again,) = load_with_finished(run, original.manifest, [*sets, *OWN_SETTINGS])
+    differing = list(_differing_inputs(original, again))
+    say(f"{name}: makes steps {first} to {last} of {run} again in {target}")
+    for each in differing:
+        say(f"{name}: differs: {each}")
+    _make_again(original, again, target, [*sets, *OWN_SETTINGS])
+    with reading(run):
+        found, counts = compare(original.folder.path, target / name, original.steps)
+    amounts = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    alone = "" if counts[WEIGHTS] else "; weights are not compared, as the run has no checkpoint of these steps"
+    sentence = found or f"steps {first} to {last} are equal: {amounts}{alone}"
+    if differing:
+        raise ConfigError(f"{name}: of inputs that differ ({len(differing)}): {sentence}")
+    if found:
+        raise NumericsError(f"{name}: {sentence}")
+    say(f"{name}: {sentence}")
+
+
+def _make_again(original: Original, again: Job, target: Path, overrides: Sequence[str]) -> None:
+    """Run the job's steps in the new folder `target`, in which outputs of other jobs are links."""
+    run = original.folder.path.parent
+    with writing(target):
+        target.mkdir(parents=True)
+        for name in inputs_of(again):
+            (target / name).symlink_to((run / name).resolve())
+    saved = weights_of(original.folder.path).keys() & {*original.steps}
+    start = replace(
+        start_of(again, run, original.checkpoint, inputs(again, identities([again], run))),
+        repetition=Repetition(last_step=original.steps[-1], saved=saved),
+    )
+    try:
+        run_file(
+            original.manifest,
+            output=target,
+            overrides=overrides,
+            restart=False,
+            address=None,
+            options=OutputOptions(),
+            starts={again.name: start},
+        )
+    except Stopped as stopped:
+        if stopped.signal_number is not None:
+            raise
+
+
+def _original(run: Path, job: str | None, count: int, after: int | None) -> Original:
+    """Return the job to make again. SpecError if a run, a job, a step or a checkpoint is not there."""
+    folders = {folder.path.name: folder for folder in job_folders(run)}
+    name = job or [*folders][-1]
+    if name not in folders:
+        raise SpecError([Problem("--job", f"no job {name} has begun in {run}; there are {', '.join(folders)}")])
+    folder = folders[name]
+    file, manifest = folder.path / RUN, folder.path / JOB_FILE
+    if not file.is_file():
+        raise SpecError([Problem(str(file), "is not there: the job began with an earlier version")])
+    with reading(file):
+        document = parsed(file.read_bytes())
+    begin, whole = after or 0, {each.step: each for each in folder.checkpoints.all() if each.is_whole}
+    if begin and begin not in whole:
+        there = ", ".join(map(str, whole)) or "none"
+        raise SpecError(
+            [Problem(f"--from {begin}", f"{name} has no whole checkpoint of that step; there are: {there}")]
+        )
+    with reading(folder.path / METRICS):
+        steps = [step for step in sorted(by_step(folder.path / METRICS)) if begin < step <= begin + count]
+    if not steps:
+        raise SpecError([Problem(str(folder.path), f"no step{f' after {begin}' * bool(begin)} has ended")])
+    first = read_job(manifest)
+    if gone := sorted(inputs_of(first) - finished_jobs(run).keys()):
+        raise DataError(f"{name}: reads the output of {', '.join(gone)}, which is not in {run} any more")
+    return Original(folder, first, manifest.read_text(), document, steps, whole.get(begin))
+
+
+def _differing_inputs(original: Original, again: Job) -> Iterator[str]:
+    """Yield a sentence for each input that differs: fields, files, versions, machine and layout."""
+    run = original.folder.path.parent
+    sources = list(sources_of(again, run))
+    for entry, files in sources:
+        if not (files or entry["uri"].startswith(HUB)):
+            gone = f"{entry['uri']} is not there any more; --set may name its new place"
+            raise DataError(f"{again.name}: {entry['name']}: {gone}")
+    entries = list(map(hashed, sources))
+    yield from _differing_fields(original, again, entries)
+    yield from (f"{name} is not what it was" for name in changed_files(original.document["read"], entries))
+    yield from changed_environment(attempt_of(original.document, original.steps[0]), environment())
+    placed = read_object(original.folder.path / MAPPING)
+    if placed and "RAY_ADDRESS" not in os.environ:
+        now = mapping_line(as_json(place_job(again, (gpu_count(),), [again], run).mapping))
+        with reading(original.folder.path / MAPPING):
+            before = mapping_line(placed)
+        yield from [f"the layout is {now}, was {before}"] * (now != before)
+
+
+def _differing_fields(original: Original, again: Job, entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield a sentence for each field of the manifest that differs; a new place of the same files is no difference."""
+    known = {entry["name"]: entry.get("sha256") for entry in original.document["read"]}
+    same = {each["name"] for each in entries if "sha256" in each and each["sha256"] == known.get(each["name"])}
+    before, after = (dict(leaves(document_of(job))) for job in (original.job, again))
+    for path in dict.fromkeys((*before, *after)):
+        is_input = not path.startswith(NO_INPUTS) and path.removesuffix(".uri") not in same
+        if is_input and before.get(path) != after.get(path):
+            yield f"{path} is {after.get(path)}, was {before.get(path)}"

@@ -1,0 +1,90 @@
+"""Comparison of steps that were made twice: the first difference of two runs of a job.
+
+A line of ranks.jsonl is {"step", "pools": {pool: {"calls", "ranks"}}}: the names of the step's calls, and for each rank
+four hexadecimal digits a call, which tell where a difference begins.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_trainer.run_folder.attempt import from_json
+from rlhf_trainer.run_folder.evidence import CHECKPOINT, RUN, parsed
+from rlhf_trainer.run_folder.folder import METRICS, RANKS
+from rlhf_trainer.run_folder.rollouts import ROLLOUTS, read_step_rollouts
+from rlhf_trainer.run_folder.step_metrics import repeats
+from rlhf_trainer.telemetry import DIGITS
+
+MAX_SHOWN = 60
+"""Most characters of a value in a sentence."""
+WEIGHTS = "checksums of weights"
+
+
+def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[str, int]]:
+    """Compare steps of two folders of a job: metrics that repeat, kept responses, weights where both have checkpoints.
+
+    Returns a sentence on the first difference, empty without one, and how many values were compared, by what they are.
+    """
+    counts = dict.fromkeys(("metrics", "fields of responses", WEIGHTS), 0)
+    metrics, ranks = ([by_step(folder / name) for folder in (before, after)] for name in (METRICS, RANKS))
+    rows_of = _responses if all((folder / ROLLOUTS).is_file() for folder in (before, after)) else lambda *_: {}
+    saved = [weights_of(folder) for folder in (before, after)]
+    for step in steps:
+        pairs = {
+            "fields of responses": [rows_of(folder / ROLLOUTS, step) for folder in (before, after)],
+            "metrics": [
+                {name: each[name] for name in each if repeats(name)} for each in (m.get(step, {}) for m in metrics)
+            ],
+            WEIGHTS: [each.get(step, {}) for each in saved],
+        }
+        differing = []
+        for what, (one, other) in pairs.items():
+            counts[what] += len(one)
+            names = dict.fromkeys((*one, *other)) if one or other else ()
+            differing += [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
+        if differing:
+            name, was, value = differing[0]
+            others = f" ({len(differing) - 1} more values of this step differ)" * (len(differing) > 1)
+            where = first_ranks(*(each.get(step, {}).get("pools", {}) for each in ranks))
+            return f"step {step}: {name} is {_shown(value)}, was {_shown(was)}{others}{where}", counts
+    return "", counts
+
+
+def weights_of(folder: Path) -> dict[int, dict[str, str]]:
+    """Return the checksums of the checkpoints in a job's run.json: step -> {`weights of model/rank`: CRC-32}."""
+    made = parsed((folder / RUN).read_bytes())["made"]
+    found = {each.get("step", 0): each.get("files", {}) for each in made if each["name"] == CHECKPOINT}
+    return {step: {f"weights of {name}": each for name, each in sums.items()} for step, sums in found.items()}
+
+
+def by_step(file: Path) -> dict[int, dict[str, Any]]:
+    """Return the whole lines of a .jsonl file by step; the later line of a step that ran twice."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in file.read_bytes().splitlines(keepends=True) if file.is_file() else ():
+        if line.endswith(b"\n"):  # a run may be writing the last line
+            each = dict(from_json(line))
+            found[each["step"]] = each
+    return found
+
+
+def _responses(file: Path, step: int) -> dict[str, Any]:
+    """Return the fields of a step's kept responses as `row 3 of rollouts.jsonl: response` -> value."""
+    rows = read_step_rollouts(file, step)
+    return {f"row {row['row']} of {ROLLOUTS}: {name}": value for row in rows for name, value in row.items()}
+
+
+def first_ranks(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return the first call that differs on a rank, and the ranks, as the end of a sentence; empty if there is none."""
+    for pool in before.keys() & after.keys():
+        one, other = before[pool], after[pool]
+        for place, call in enumerate(one["calls"] if one["calls"] == other["calls"] else ()):
+            part = slice(place * DIGITS, (place + 1) * DIGITS)
+            pairs = zip(one["ranks"], other["ranks"], strict=False)
+            if differing := [rank for rank, (a, b) in enumerate(pairs) if a[part] != b[part]]:
+                return f", first in {call} on rank {', '.join(map(str, differing))} of pool {pool}"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    text = "missing" if value is None else repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
