@@ -20,13 +20,13 @@ CONTROLLER = "controller"
 ENDPOINTS = "rollout.endpoints"
 """Pool name of the process that calls external generation servers. The process takes no GPU or CPU worker."""
 
+DIGITS = 4
+"""Digits of a call in a rank's fingerprint."""
 EPISODE, MODEL_CALL, ENVIRONMENT, TOOL = "episode", "model", "environment", "tool"
 """Phases of episodes: a whole one; an answer of the model; a call of the environment; and a call of a tool."""
 OF_EPISODES = (EPISODE, MODEL_CALL, ENVIRONMENT, TOOL)
 """Phases whose spans overlap on a rank; they lie within the rank's generation, which alone is counted as its work."""
 
-DIGITS = 4
-"""Digits of a call in a rank's fingerprint."""
 MAX_WARNING, MAX_NAME = 2000, 100
 """Most characters of a warning, and of a span's name."""
 _INSIDE: ContextVar[int] = ContextVar("_INSIDE", default=0)
@@ -215,7 +215,8 @@ def fingerprints(reports: Iterable[Report], repeats: Callable[[str], bool]) -> d
     for report in reports:
         parts = (report.means, report.deviations, report.sums)  # of its own rows: maxima hold for all ranks
         values = {name: value for part in parts for name, value in part.items() if repeats(name)}
-        if values and report.spans and (span := report.spans[0]).phase != CONTROLLER:
+        span = next((each for each in report.spans if each.phase not in (CONTROLLER, *OF_EPISODES)), None)
+        if values and span:
             call, rank = span.name.partition(":")[0], sums.setdefault(span.pool, {}).setdefault(span.rank, {})
             rank[call] = crc32(json.dumps(values, sort_keys=True).encode(), rank.get(call, 0))
     found = {}
