@@ -290,6 +290,18 @@ def effective_share(record: Mapping[str, float]) -> dict[str, float]:
     return {"correction/effective_size": mean**2 / square} if mean is not None and square else {}
 
 
+def explained_variance(record: dict[str, float]) -> None:
+    """Put `explained_variance/<critic>`, 1 - Var(return - value) / Var(return), in place of the moments it comes from.
+
+    It is 1 if values are the returns, 0 if a constant would do as well, and below 0 if they are worse than that.
+    """
+    for critic in [name.partition("/")[2] for name in record if name.startswith("returns/")]:
+        moments = [[record.pop(f"{of}{what}/{critic}") for what in ("", "_square")] for of in ("errors", "returns")]
+        errors, returns = (square - mean**2 for mean, square in moments)
+        if returns > 0:
+            record[f"explained_variance/{critic}"] = 1.0 - errors / returns
+
+
 def slots_of(spans: Iterable[Span]) -> set[tuple[str, int]]:
     """Return (pool, rank) of each rank with a timed activity; the client of external servers is in pool `ENDPOINTS`."""
     return {(span.pool, span.rank) for span in spans if span.phase != CONTROLLER}

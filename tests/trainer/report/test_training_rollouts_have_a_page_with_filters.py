@@ -136,7 +136,7 @@ def test_a_job_without_rollouts_has_no_such_page(run: Write) -> None:
     report = page_of(folder)
     assert not (folder / "rollouts.html").exists()
     assert "rollouts.html" not in json.dumps(report.elements)
-    assert "rollout.keep" not in report.sections["helpful-ppo"]
+    assert "that rollout.keep kept" not in report.sections["helpful-ppo"]
 
 
 def test_texts_end_no_script_and_no_other_script_may_run(run: Write) -> None:

@@ -10,6 +10,7 @@ from rlhf_trainer.telemetry import (
     Span,
     covered,
     effective_share,
+    explained_variance,
     idle_shares,
     merge,
     phase_seconds,
@@ -118,6 +119,16 @@ def test_the_effective_share_is_that_of_equal_weights() -> None:
         == 1.0
     )
     assert effective_share({"correction/weight": 0.0, "correction/squared_weight": 0.0}) == effective_share({}) == {}
+
+
+def test_the_explained_variance_stands_in_place_of_its_moments() -> None:
+    """Returns 1, 3 (variance 1); values 1, 2, whose errors 0, 1 have the variance 1 / 4."""
+    record = {"returns/value": 2.0, "returns_square/value": 5.0, "errors/value": 0.5, "errors_square/value": 0.5}
+    explained_variance(record)
+    assert record == {"explained_variance/value": 0.75}
+    constant = {"returns/value": 2.0, "returns_square/value": 4.0, "errors/value": 0.0, "errors_square/value": 0.0}
+    explained_variance(constant)
+    assert constant == {}
 
 
 def test_a_warning_is_short_and_can_be_encoded() -> None:

@@ -18,7 +18,7 @@ from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import Problem, SpecError
 from rlhf_planning.command_line import Follow, Once, Program, print_errors
 from rlhf_planning.lengths import METAVAR
-from rlhf_trainer.commands import reproduce_command, serve_command, size_command, ui_command
+from rlhf_trainer.commands import reproduce_command, serve_command, size_command, ui_command, why_command
 from rlhf_trainer.commands.ending import ending
 from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.run.stopping import Stopped, heeded
@@ -206,7 +206,7 @@ def plan(
     print_unused_sets(() if graph else sets or (), answers(plans), lambda kept: answers(plans_with(kept)))
 
 
-for each in (size_command, serve_command, reproduce_command, ui_command):
+for each in (size_command, serve_command, reproduce_command, ui_command, why_command):
     each.declare(program)
 
 

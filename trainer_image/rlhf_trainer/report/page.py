@@ -20,6 +20,7 @@ from rlhf_trainer.report import held_out, metrics
 from rlhf_trainer.report.run_record import JobRecord, Rollouts, Run, mapping_line, read_run, reading_and_writing
 from rlhf_trainer.report.step_timeline import step_timeline
 from rlhf_trainer.run_folder.rollouts import NUMBERS
+from rlhf_trainer.why.diagnosis import NO_CAUSE, described, diagnose
 
 REPORT, ROLLOUTS = "report.html", "rollouts.html"
 OFFLINE = [name for name, algorithm in ALGORITHMS.items() if algorithm.offline]
@@ -83,6 +84,8 @@ def _job(job: JobRecord) -> dict[str, Any]:
         "settings": yaml.safe_dump(_without_unset(job.settings), sort_keys=False, allow_unicode=True),
         "events": job.events[-MAX_EVENTS:],
         "facts": _facts(job),
+        "why": diagnose(job.name, job.seen()) if job.records and job.algorithm not in OFFLINE else None,
+        "no_cause": NO_CAUSE,
     }
 
 
@@ -171,7 +174,7 @@ def rendered(template: str, variables: Mapping[str, Any], *, live: bool = False)
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (duration, number, shortened, step_list, mapping_line, held_out.text_of)
+    filters = (duration, number, shortened, step_list, mapping_line, held_out.text_of, described)
     environment.filters |= {shown.__name__: shown for shown in filters}
     environment.globals |= {"script": script, "digest": digest, "live": live}
     return environment.get_template(template).render(variables)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from rlhf_trainer.errors import ConfigError, EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import from_json
 from rlhf_trainer.run_folder.evidence import ATTEMPT, NOTHING, RUN, parsed
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS, parse_row
+from rlhf_trainer.why.seen import Seen
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,6 +30,8 @@ INPUT = "job://"
 Place = tuple[int, int]
 """(step, row in the step's batch) of a response in rollouts.jsonl."""
 MAX_ROWS = 1000
+MAX_STEPS, ROWS_OF_A_STEP = 100, 40
+"""Steps, and rows of each, that `why` reads."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Rollouts:
     steps: int = 0
     damaged: int = 0
     """Number of lines of rollouts.jsonl that cannot be read."""
+    first_rows: list[dict[str, Any]] = field(default_factory=list)
+    """The first rows of some steps, for `why`: side by side, so that responses to a prompt are together."""
 
 
 class Event(NamedTuple):
@@ -81,6 +86,13 @@ class JobRecord:
         from pandas import DataFrame
 
         return DataFrame(self.records or {"step": []}).set_index("step")
+
+    def seen(self, last: int | None = None) -> Seen:
+        """Return what `why` sees of the job, up to the step `last` if it is given."""
+        records, rows = self.records, self.rollouts.first_rows
+        if last is not None:
+            records, rows = ([each for each in given if each["step"] <= last] for given in (records, rows))
+        return Seen(self.spec, records, rows)
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -260,11 +272,13 @@ def read_rollouts(file: Path) -> Rollouts:
             elif line.strip():
                 damaged += 1
             start += len(line)
-        rows = []
-        for place in evenly(starts, MAX_ROWS):
+
+        def row_at(place: Place) -> dict[str, Any]:
             lines.seek(starts[place])
-            rows.append(parse_row(lines.readline()))
-    return Rollouts(rows, len(starts), len({step for step, _ in starts}), damaged)
+            return parse_row(lines.readline())
+
+        rows, first = [*map(row_at, evenly(starts, MAX_ROWS))], [*map(row_at, first_rows(starts))]
+    return Rollouts(rows, len(starts), len({step for step, _ in starts}), damaged, first)
 
 
 def evenly(places: Collection[Place], most: int) -> list[Place]:
@@ -277,6 +291,17 @@ def evenly(places: Collection[Place], most: int) -> list[Place]:
     for done, rows in enumerate(steps):
         chosen += _spread(rows, (most - len(chosen)) // (len(steps) - done))
     return sorted(chosen)
+
+
+def first_rows(places: Collection[Place]) -> list[Place]:
+    """Return the first ROWS_OF_A_STEP places (step, row) of at most MAX_STEPS steps, spread over all steps."""
+    steps = set(_spread(sorted({step for step, _ in places}), MAX_STEPS))
+    chosen, counts = [], Counter[int]()
+    for step, row in sorted(places):
+        counts[step] += 1
+        if step in steps and counts[step] <= ROWS_OF_A_STEP:
+            chosen.append((step, row))
+    return chosen
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:

@@ -27,6 +27,7 @@ from rlhf_trainer.telemetry import (
     Span,
     StepReport,
     effective_share,
+    explained_variance,
     fingerprints,
     idle_shares,
     merge,
@@ -290,6 +291,7 @@ def report_of(number: int, began: float, reports: Sequence[Report]) -> StepRepor
     work = [span for span in spans if span.phase not in OF_EPISODES]
     record = {"step": number, **merge(reports), **phase_seconds(work, seconds), **slot_seconds(work, seconds)}
     record |= utilization(record, work, seconds) | idle_shares(record, work) | effective_share(record)
+    explained_variance(record)
     for name in ("peak_flops", "correction/squared_weight"):
         record.pop(name, None)
     if "tokens" in record:

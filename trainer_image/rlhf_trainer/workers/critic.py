@@ -9,6 +9,7 @@ from rlhf_api.names import Role
 from rlhf_api.spec.algorithms import ActorCritic
 from rlhf_trainer.ops.advantages import gae
 from rlhf_trainer.ops.losses import value_loss
+from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.ops.values import shift_values
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
@@ -92,6 +93,7 @@ class CriticWorker(TrainedModel):
             _, returns = gae(micro[self._rewards], old, mask, gamma=algorithm.discount, lam=algorithm.gae_lambda)
             share = value_loss(found, old, returns, mask, clip_eps=algorithm.value_clip_range, num_tokens=tokens)
             recorder.mean(f"loss/{measured}", share.detach().double() * tokens, mask.sum())
+            _measure_error(measured, returns - old, returns, mask)
             return share, old
 
         if self._values in fields:
@@ -103,6 +105,15 @@ class CriticWorker(TrainedModel):
             norm, before = self.trainer.update_and_infer(fields, whole_texts, loss, step=batch.step)
         recorder.maximum(f"grad_norm/{measured}", norm)
         return before
+
+
+def _measure_error(measured: str, errors: Tensor, returns: Tensor, mask: Tensor) -> None:
+    """Record the moments of returns and of the values' errors, both [B, T], for `telemetry.explained_variance`."""
+    tokens = mask.sum()
+    recorder.mean(f"errors/{measured}", masked_sum(errors, mask), tokens)
+    recorder.mean(f"errors_square/{measured}", masked_sum(errors.square(), mask), tokens)
+    recorder.mean(f"returns/{measured}", masked_sum(returns, mask), tokens)
+    recorder.mean(f"returns_square/{measured}", masked_sum(returns.square(), mask), tokens)
 
 
 def value_fields(role: Role) -> tuple[str, str]:

@@ -1,0 +1,143 @@
+"""The answer to `why`: where a job changed, what moved first, the likely causes, the rows, and what to try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from rlhf_api.tables import read_table
+from rlhf_planning.numbers import number, shortened
+from rlhf_trainer.why.changes import Change, change_of
+from rlhf_trainer.why.rules import RULES, Shown
+from rlhf_trainer.why.seen import Row, Seen
+
+MAX_ROWS = 20
+MAX_TEXT = 110
+"""Most characters that are shown of a response."""
+
+
+class CauseRow(NamedTuple):
+    """Row of causes.yaml."""
+
+    cause: str
+    what: str
+    signals: Sequence[str]
+    sentence: str
+    remedy: str
+    set: str = ""
+
+
+CAUSES = read_table(__package__, "causes.yaml", tuple[CauseRow, ...])
+"""Causes in the order of an answer: a cause whose evidence is more direct may explain those after it."""
+SIGNALS = tuple(dict.fromkeys(name for row in CAUSES for name in row.signals))
+
+
+class Cause(NamedTuple):
+    """Likely cause of what a job did."""
+
+    cause: str
+    what: str
+    evidence: str
+    remedy: str
+    set: str
+    """`--set` that does what the remedy says; empty if none does."""
+
+    def sentence(self) -> str:
+        """Return cause, evidence and remedy for a warning."""
+        advice = f"{self.remedy} (--set '{self.set}')" if self.set else self.remedy
+        return f"likely cause of trouble: {self.what} ({self.cause}). {self.evidence} {advice}"
+
+
+NO_CAUSE = "no cause found: the job shows none of the causes that are looked for"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The answer to `why` about one job."""
+
+    change: Change | None
+    """Change of the measure in which the job is judged."""
+    first: Change | None
+    """The earliest change of a signal, up to that of the measure."""
+    causes: Sequence[Cause] = ()
+    """Likely causes, the likeliest first; empty: no cause was found."""
+    rows: Sequence[Row] = ()
+    """Up to 20 responses that show the first cause or, without a cause, that moved the actor most."""
+    notes: Sequence[str] = field(default=())
+    """Sentences on evidence that the job lacks."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer as JSON types."""
+        found = {"change": self.change, "first": self.first}
+        changes = {name: each and {**asdict(each), "sentence": str(each)} for name, each in found.items()}
+        causes = [cause._asdict() for cause in self.causes]
+        return {**changes, "causes": causes, "rows": [dict(row) for row in self.rows], "notes": [*self.notes]}
+
+
+def causes_of(name: str, seen: Seen) -> dict[Cause, Shown]:
+    """Return the causes that a job of this name shows, the likeliest first, and the evidence of each."""
+    shown = [(row, found) for row in CAUSES if (found := RULES[row.cause](seen))]
+    return {_cause(row, found, name, seen): found for row, found in shown}
+
+
+def diagnose(name: str, seen: Seen) -> Diagnosis:
+    """Return the answer about a job of this name."""
+    causes = causes_of(name, seen)
+    change = change_of(seen.measure, seen.series(seen.measure))
+    if change is None:
+        change = change_of("reward/mean", seen.series("reward/mean"))
+    rows = next((found.rows for found in causes.values() if found.rows), None) or _weightiest(seen, change)
+    likeliest = next((cause.cause for cause in causes), "")
+    signals = next((row.signals for row in CAUSES if row.cause == likeliest), SIGNALS)
+    return Diagnosis(change, _first_signal(signals, seen, change), [*causes], rows[:MAX_ROWS], _notes(seen))
+
+
+def _cause(row: CauseRow, shown: Shown, name: str, seen: Seen) -> Cause:
+    limit = int(seen.section("data").get("maxResponseTokens") or 0)
+    numbers = {"job": name, "twice": 2 * limit, "buffer": math.ceil(limit / 4), **shown.numbers}
+    change = f"{name}:{row.set.format_map(numbers)}" if row.set else ""
+    return Cause(row.cause, row.what, row.sentence.format_map(numbers), row.remedy.format_map(numbers), change)
+
+
+def _first_signal(names: Sequence[str], seen: Seen, change: Change | None) -> Change | None:
+    """Return the change of the signal that changed first, but not after the measure; None if no signal did.
+
+    names: signals of the likeliest cause or, without a cause, all.
+    """
+    found = [
+        moved
+        for name in names
+        if not (change and name == change.name) and (moved := change_of(name, seen.series(name)))
+    ]
+    before = [moved for moved in found if change is None or moved.step <= change.step]
+    return min(before, key=lambda moved: (moved.step, -moved.evidence), default=None)
+
+
+def _weightiest(seen: Seen, change: Change | None) -> list[Row]:
+    """Return the rows with the largest advantages in the ten steps up to the change, or in the latest ten steps."""
+    last = change.step if change else max((row["step"] for row in seen.rows), default=0)
+    near = [row for row in seen.rows if last - 10 < row["step"] <= last and "advantage" in row]
+    return sorted(near, key=lambda row: -abs(row["advantage"]))
+
+
+def _notes(seen: Seen) -> list[str]:
+    notes = []
+    if not seen.rows:
+        notes.append("no responses were kept (rollout.keep), so causes that only they show are not looked for")
+    if not seen.is_judged_apart:
+        notes.append("nothing but the reward judges the job during training (evaluation.everySteps with a function)")
+    return notes
+
+
+def described(row: Row) -> str:
+    """Return a kept response in a line: step, row, numbers and the beginning of its text."""
+    numbers = [
+        f"{name} {number(row[name])}" for name in ("reward", "advantage") if isinstance(row.get(name), int | float)
+    ]
+    ends = "" if row.get("finished", True) else ", cut off"
+    place = (
+        f"step {row['step']}, row {row['row']}: {', '.join(numbers)}, {row.get('response_tokens', '?')} tokens{ends}"
+    )
+    return f"{place}: {shortened(' '.join(row['response'].split()), MAX_TEXT)}"
