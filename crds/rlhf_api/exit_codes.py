@@ -15,5 +15,6 @@ class ExitCode(IntEnum):
     NUMERICS = 6
     USER_CODE = 7
     COMMUNICATION = 8
+    PAUSED = 9
     SIGINT = 130
     SIGTERM = 143

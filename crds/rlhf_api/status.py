@@ -26,7 +26,7 @@ StartCondition = Literal["Accepted", "InputsReady", "Mapped", "QuotaReserved", "
 Readiness = Literal["Ready", "Reconciling", "Stalled"]
 """Conditions by which other tools tell a job's state: kstatus, which Flux uses, and Argo CD's health script."""
 ConditionType = Literal[
-    StartCondition, "Training", "Slow", "SandboxesReady", "Suspended", "Complete", "Failed", Readiness
+    StartCondition, "Training", "Slow", "Healthy", "SandboxesReady", "Suspended", "Complete", "Failed", Readiness
 ]
 AttemptEnd = Literal["Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn", "Yielded", "Resized"]
 Outcome = Literal["Starting", "Running", AttemptEnd]
@@ -323,6 +323,8 @@ class Status(Spec):
     warnings: Listed[str] = Field((), max_length=8, description="Latest warnings of the steps, oldest first.")
     inputs: Listed[ReadInput] = Field((), max_length=100)
     """Models and data sets that the job reads, as they were when its attempt began."""
+    causes: Listed[str] = Field((), max_length=16, description="Causes found, as `NAME at step N: sentences`.")
+    paused_generation: int | None = Field(None, ge=0, description="Generation that spec.watch.causes paused.")
     checkpoint: SavedState | None = Field(None, description="The newest whole checkpoint.")
     output: Output | None = Field(None, description="Result of the job; set once it has succeeded.")
     last_failure: Failure | None = Field(None, description="The most recent failure, if any.")

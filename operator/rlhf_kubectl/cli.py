@@ -146,11 +146,13 @@ def _set_suspend(kubectl: Kubectl, name: str, *, suspended: bool) -> None:
     job = find_job(kubectl, name)
     if job.status.phase in ENDED_PHASES:
         raise KubectlError(f"{name} has ended, it is {job.status.phase}", ExitCode.SPEC)
-    if bool(job.spec.get("suspend")) == suspended:
+    is_paused = job.is_paused and not suspended
+    if bool(job.spec.get("suspend")) == suspended and not is_paused:
         typer.echo(f"{name} is {'suspended' if suspended else 'not suspended'} already; nothing was changed")
         return
-    options = ["--type=merge", f"--patch={json.dumps({'spec': {'suspend': suspended}})}"]
-    kubectl.run("patch", "rlhfjobs.rlhf.hybridflow.io", name, f"--namespace={job.namespace}", *options)
+    for value in (True, False) if is_paused else (suspended,):  # a paused job goes on when its spec changes
+        options = ["--type=merge", f"--patch={json.dumps({'spec': {'suspend': value}})}"]
+        kubectl.run("patch", "rlhfjobs.rlhf.hybridflow.io", name, f"--namespace={job.namespace}", *options)
     then = f"it goes on{' from its checkpoint' if job.status.checkpoint else ''}"
     if suspended:
         then = "its pods, if it has any, end; a trainer that has made steps saves a checkpoint first"

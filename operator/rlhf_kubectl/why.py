@@ -21,7 +21,12 @@ ON_THEIR_WAY: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 MAX_PODS: Final = 4
 WORTH_SHOWING: Final = frozenset({"BetterPlacement", "SmallerMicroBatches", "ShapesUnknown", "QueueIgnored"})
 """Reasons of conditions that are explained to the user even while the job runs."""
-TROUBLE: Final[Mapping[ConditionType, str]] = {"Training": "Unknown", "Slow": "True", "SandboxesReady": "False"}
+TROUBLE: Final[Mapping[ConditionType, str]] = {
+    "Training": "Unknown",
+    "Slow": "True",
+    "SandboxesReady": "False",
+    "Healthy": "False",
+}
 """Conditions that are explained to the user while the job runs, with the status for which they are."""
 OPERATORS: Final = "kubectl get deployments -A -l app.kubernetes.io/name=rlhf-operator"
 
@@ -83,6 +88,8 @@ def _sentences(
             yield from _running(name, status, now)
         case _:
             yield from _waiting(name, status, pods, events, now)
+    if status.phase in ENDED_PHASES:
+        yield from status.causes
     if status.phase not in ENDED_PHASES and (status.observed_generation or 0) < job.generation:
         yield "The operator has not acted on the latest change of the spec yet"
 

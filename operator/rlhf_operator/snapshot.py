@@ -50,6 +50,11 @@ class ObservedJob:
         runtime = json.dumps(self.spec.get("runtime", {}), sort_keys=True)
         return runtime, mapping.device if mapping else None, gpus
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the trainer has paused the job (spec.watch.causes), and the spec is still as it was."""
+        return self.status.paused_generation == self.generation
+
     def without_extras(self) -> ObservedJob:
         """Return the job without the room of its elastic pool's extra nodes, which any waiting job may get."""
         kept = tuple(each for each in self.status.reserved if not each.extra)

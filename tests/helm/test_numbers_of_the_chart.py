@@ -19,6 +19,7 @@ SECONDS = {"startupProbe": 60, "livenessProbe": 45, "readinessProbe": 15}
 ALERTS = {
     "RLHFJobSlow": ("1", "1m"),
     "RLHFRewardCollapsed": ("10m 2h 30m 3 2h 30m 2h 30m 20", "5m"),
+    "RLHFCauseFound": ("1", None),
     "RLHFKLExploded": ("0.5", "5m"),
     "RLHFUpdatesSkipped": ("15m 0 15m 0", None),
     "RLHFRolloutMismatch": ("0.02", "5m"),

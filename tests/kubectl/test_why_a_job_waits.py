@@ -33,7 +33,17 @@ GOOD: dict[ConditionType, str] = {
 DOCUMENTED = reasons_of_conditions()
 NOTHING_TO_DO = {
     *("Accepted", "InputsReady", "Mapped", "ManualPlacement", "NotQueued", "QuotaReserved", "AllPodsReady"),
-    *("Training", "JobComplete", "Ended", "Suspended", "Finished", "Progressing", "Resumed", "FailureRule"),
+    *(
+        "Training",
+        "JobComplete",
+        "Ended",
+        "Suspended",
+        "Finished",
+        "Progressing",
+        "Resumed",
+        "FailureRule",
+        "NoCauseFound",
+    ),
     *("Current", "InProgress", "Failed", "SandboxesRun"),
 }
 TO_DO = [row for row in DOCUMENTED if row[2] not in NOTHING_TO_DO]

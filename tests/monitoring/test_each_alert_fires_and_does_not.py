@@ -37,6 +37,10 @@ CASES: dict[str, tuple[Series, Series]] = {
         {f"rlhf_reward_mean{{{OWN}}}": "1 1.1 0.9 1 " * 45 + "-2x20"},
         {f"rlhf_reward_mean{{{OWN}}}": "1 1.1 0.9 1 " * 50},
     ),
+    "RLHFCauseFound": (
+        {f'rlhf_cause{{{OWN},cause="FastLearning"}}': "1x200"},
+        {f"rlhf_reward_mean{{{OWN}}}": "1x200"},
+    ),
     "RLHFKLExploded": (
         {f"rlhf_kl_reference_nats{{{OWN}}}": "60x200", f"rlhf_response_length_tokens{{{OWN}}}": "100x200"},
         {f"rlhf_kl_reference_nats{{{OWN}}}": "40x200", f"rlhf_response_length_tokens{{{OWN}}}": "100x200"},

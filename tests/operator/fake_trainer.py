@@ -28,6 +28,7 @@ class Trainer:
     pod: str | None = None
     """That of the rank to blame."""
     stepped: datetime = START
+    causes: tuple[str, ...] = ()
 
 
 def containers(pod: ObservedPod) -> tuple[ObservedContainer, ...]:
@@ -52,6 +53,7 @@ def words(trainer: Trainer, saved: int, saved_at: datetime, pace: Pace | None) -
             "output": Output(uri="file:///rlhf/output/job/model", digest=DIGEST)
             if trainer.phase == "Succeeded"
             else None,
+            "causes": trainer.causes,
             "links": (Metric(name="actor/product", value="0.1"),),
             "checkpoint": SavedState(step=saved, uri=f"/rlhf/output/job/checkpoints/{saved}", time=timestamp(saved_at))
             if saved

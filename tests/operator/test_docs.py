@@ -157,7 +157,7 @@ def test_a_failure_has_its_action_and_exit_codes(reason: str) -> None:
 
 
 def test_every_exit_code_of_a_failure_has_a_reason() -> None:
-    assert set(ExitCode) - OF_EXIT_CODE.keys() == {ExitCode.OK, ExitCode.SIGINT, ExitCode.SIGTERM}
+    assert set(ExitCode) - OF_EXIT_CODE.keys() == {ExitCode.OK, ExitCode.PAUSED, ExitCode.SIGINT, ExitCode.SIGTERM}
 
 
 def test_the_example_of_rules_is_right() -> None:

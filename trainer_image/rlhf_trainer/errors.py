@@ -6,7 +6,7 @@ it without a traceback.
 
 import errno
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from rlhf_api.exit_codes import ExitCode
 
@@ -61,6 +61,12 @@ class CommunicationError(TrainerError):
     exit_code = ExitCode.COMMUNICATION
 
 
+class Paused(TrainerError):  # noqa: N818 (it is no fault)
+    """End of a run after a checkpoint, as `spec.watch.causes` is Pause and a likely cause of trouble was found."""
+
+    exit_code = ExitCode.PAUSED
+
+
 class NoRowLeftError(DataError):
     """Error of a data set whose every row is bad or too long."""
 
@@ -82,6 +88,11 @@ def user_error(error: BaseException) -> BaseException:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentProblem(f"{error.filename or 'what is printed'}: {error.strerror}")
     return error
+
+
+def phase_after(reason: str) -> Literal["Stopped", "Failed"]:
+    """Return the phase of a job that ended for this reason; a job that was stopped or paused goes on when run again."""
+    return "Stopped" if reason in ("Stopped", "Paused") else "Failed"
 
 
 def reason_of(code: int) -> str:

@@ -32,6 +32,8 @@ class Watch(Spec):
     changed_code: Literal["Off", "Warn", "Fail"] = "Warn"
     """Reaction to code of your own, a tokenizer or a template that is not what it was at the job's checkpoint."""
 
+    causes: Literal["Off", "Warn", "Pause", "Fail"] = "Warn"
+    """Reaction to a cause that `rlhf why` would find. Pause: the job saves a checkpoint and is suspended."""
     mismatch: MismatchGate | None = Field(
         None, description="Bound of the KL between generator and trainer; unset: none."
     )

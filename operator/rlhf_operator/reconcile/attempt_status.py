@@ -64,12 +64,22 @@ def update_progress(ctx: ReconcileContext) -> bool:
         if steps >= 0:
             metrics, warnings = reported.metrics[:MAX_METRICS], reported.warnings
             ctx.set_status(progress=reported.progress, metrics=metrics, warnings=warnings, links=reported.links)
+            ctx.set_status(causes=reported.causes)
+            _set_healthy(ctx)
     if (progress := ctx.status.progress) is not None:
         # The deadline uses the operator's clock, since the pod's clock may be wrong.
         stepped = timestamp(ctx.now) if has_advanced else before.last_step_time if before else None
         ctx.set_status(progress=progress.model_copy(update={"last_step_time": stepped}))
     _update_checkpoint(ctx, reported.checkpoint, is_first=is_first)
     return has_advanced
+
+
+def _set_healthy(ctx: ReconcileContext) -> None:
+    """Set the condition Healthy by the causes of trouble that the trainer has found; a job without any has none."""
+    if causes := ctx.status.causes:
+        ctx.set_condition("Healthy", "False", causes[-1].partition(" ")[0], conditions.shortened(causes[-1]))
+    elif ctx.condition("Healthy") is not None:
+        ctx.set_condition("Healthy", "True", "NoCauseFound", "The trainer finds no cause of trouble any more.")
 
 
 def update_last_words(ctx: ReconcileContext) -> None:

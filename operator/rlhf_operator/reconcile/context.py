@@ -45,7 +45,7 @@ EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = {
 
 BEFORE_AN_ATTEMPT: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady", "Mapped")
 """Conditions that must be True before a RayJob is created."""
-WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterReady", "SandboxesReady")
+WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterReady", "SandboxesReady", "Healthy")
 """Conditions whose new reasons are reported by an event."""
 FAILURE_LIMITS: Final = ("BackoffLimitExceeded", "FailureRule")
 """Reasons of the condition Failed that say less than the failure of the last attempt."""

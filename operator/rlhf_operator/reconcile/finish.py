@@ -176,6 +176,12 @@ def suspend(ctx: ReconcileContext) -> None:
     cleanup.delete_rayjobs(ctx, but=None)
 
 
+def pause(ctx: ReconcileContext) -> None:
+    """End an attempt whose trainer has saved a checkpoint and paused; the job is suspended until its spec changes."""
+    ctx.set_status(paused_generation=ctx.snapshot.job.generation)
+    suspend(ctx)
+
+
 def remap(ctx: ReconcileContext) -> None:
     """End an attempt because another placement is better; its pods save a checkpoint when they are deleted."""
     ctx.require_live("the job takes another placement")

@@ -23,13 +23,13 @@ def prepare(ctx: ReconcileContext) -> None:
     is_clear = cleanup.clear(ctx)
     if not is_clear:
         attempt_status.update_last_words(ctx)
-    if ctx.snapshot.job.spec.get("suspend") is True:
+    if ctx.snapshot.job.spec.get("suspend") is True or ctx.snapshot.job.is_paused:
         _stay_suspended(ctx, is_clear=is_clear)
         return
     if ctx.holds("Suspended"):
         ctx.set_status(mapping=None)  # other nodes may be there by now
     if ctx.condition("Suspended") is not None:
-        ctx.set_condition("Suspended", "False", "Resumed", "spec.suspend is false.")
+        ctx.set_condition("Suspended", "False", "Resumed", "Neither spec.suspend nor spec.watch holds it.")
     job = inputs.accepted(ctx)
     if job is None or not inputs.ready(ctx, job):
         ctx.set_status(reserved=())
@@ -56,7 +56,12 @@ def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
     if ctx.is_open:  # the status names an attempt whose RayJob was never created
         finish.suspend(ctx)
     ctx.set_status(next_attempt_time=None, reserved=())
-    if is_clear:
+    if is_clear and ctx.snapshot.job.is_paused:
+        message = " ".join(
+            [*ctx.status.causes[-1:], "Any change of the spec, or kubectl rlhf resume, has the job go on."]
+        )
+        ctx.set_condition("Suspended", "True", "PausedByWatch", conditions.shortened(message))
+    elif is_clear:
         ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
     else:
         message = finish.SUSPENDS if ctx.snapshot.pods else "The slots are free; KubeRay has to let the RayJob go."

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from rlhf_api.exit_codes import ExitCode
 from rlhf_api.spec.deadlines import STEP_SECONDS, deadline_by
 from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Failure
@@ -37,6 +38,8 @@ def check(ctx: ReconcileContext) -> None:
         finish.succeed(ctx)
     elif ctx.snapshot.job.spec.get("suspend") is True:
         finish.suspend(ctx)
+    elif observed_attempt.exit_code(ctx.snapshot) == ExitCode.PAUSED:
+        finish.pause(ctx)
     elif attempt_status.is_queued(ctx):
         attempt_status.set_queued(ctx)
         finish.fail_if_queued_too_long(ctx)

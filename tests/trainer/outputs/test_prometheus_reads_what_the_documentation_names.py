@@ -22,7 +22,14 @@ from tests.repo.tree import ROOT
 from tests.trainer.outputs.conftest import step_report
 
 TRAINER = ROOT / "trainer_image" / "rlhf_trainer"
-RENAMED = {"tokens": "tokens_per_second", "peak_flops": "mfu", "correction/squared_weight": "correction/effective_size"}
+RENAMED = {
+    "tokens": "tokens_per_second",
+    "peak_flops": "mfu",
+    "correction/squared_weight": "correction/effective_size",
+    **dict.fromkeys(
+        (f"{of}{what}/part" for of in ("errors", "returns") for what in ("", "_square")), "explained_variance/part"
+    ),
+}
 
 
 @pytest.fixture

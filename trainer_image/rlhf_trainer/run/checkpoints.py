@@ -109,15 +109,14 @@ class KeptCheckpoints(Checkpoints):
                 raise Stopped(self._stop.requested)
             return
         is_asked, is_best = self._folder.save_request.exists(), self._becomes_best(step, measured or {})
-        if not (is_asked or is_last or is_best or self._stop.requested):
+        if not (is_asked or is_last or is_best or self._stop.requested or self._stop.pause):
             return
         if self._begun_step != step:
             self._begin(step, state, copies=False)
         self._finish()
         if is_asked:
             self._folder.save_request.unlink(missing_ok=True)
-        if self._stop.requested:
-            raise Stopped(self._stop.requested, saved=f"the checkpoint of step {step} is saved")
+        self._stop.end(f"the checkpoint of step {step} is saved")
 
     def best_step(self, last: int, summary: Mapping[str, float]) -> dict[str, int]:
         wanted = self._settings.keep_best
@@ -149,8 +148,7 @@ class KeptCheckpoints(Checkpoints):
     def around_steps(self) -> Iterator[None]:
         with self._stop.finishing_the_step():
             yield
-        if self._stop.requested:  # it came when the last step had been saved
-            raise Stopped(self._stop.requested, saved="the checkpoint of the last step is saved")
+        self._stop.end("the checkpoint of the last step is saved")  # a signal may have come when it had been saved
 
     def _begin(self, step: int, state: Callable[[], State], *, copies: bool) -> None:
         """Have the workers begin a checkpoint; copies: of their state, so that the next step can train meanwhile."""

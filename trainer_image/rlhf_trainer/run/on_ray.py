@@ -13,6 +13,7 @@ import ray
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_api.status import Metric
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.call_log import CallDeadline, CallLog
@@ -58,7 +59,8 @@ def run_on_ray(
     context: RunContext,
 ) -> None:
     """Run one job into its folder and add its measures to summary.json."""
-    publisher = Publisher(job, JobFolder(context.output, job), context.display, context.listeners_of)
+    own = JobFolder(context.output, job)
+    publisher = Publisher(job, own, context.display, context.listeners_of, pause=context.stop.ask_to_pause)
     folder, checkpoint, mapping = publisher.folder, start.checkpoint, placed.mapping
     with publisher.recording_the_end():
         folder.begin(checkpoint, inputs=start.inputs, evidence=start.evidence, mapping=mapping)
@@ -79,7 +81,8 @@ def run_on_ray(
         running_models = runtime.running(is_last=is_last, say=publisher.say, warn=publisher.warn)
         with start.hashing(folder) as begin_hashing, running_models as shape:
             begin_hashing(shape.total_steps)
-            folder.record_links(runtime.links)
+            seconds = runtime.links.items()
+            folder.note(links=tuple(Metric(name=name, value=f"{each:.2g}") for name, each in seconds))
             if runtime.step_deadline.is_derived:
                 folder.event(str(runtime.step_deadline))
             checkpoints = KeptCheckpoints(

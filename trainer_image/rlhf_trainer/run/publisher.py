@@ -1,16 +1,17 @@
 """Publisher of a run: every sentence and every step goes to the terminal, the run folder and the outputs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
-from rlhf_api.status import Phase
-from rlhf_trainer.errors import TrainerError, reason_of, user_error
+from rlhf_api.spec.watch import react
+from rlhf_trainer.errors import TrainerError, phase_after, reason_of, user_error
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.opening import Listener, ListenersOf
+from rlhf_trainer.run.cause_watch import CauseWatch, FoundCause
 from rlhf_trainer.run.job_run import Reporter
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder, writing
@@ -30,8 +31,18 @@ class RunContext:
 class Publisher(Reporter):
     """Publisher of one job's sentences and steps, to its folder, the terminal and the run's outputs."""
 
-    def __init__(self, job: Job, folder: JobFolder, display: Display, listeners_of: ListenersOf = lambda _: []) -> None:
+    def __init__(
+        self,
+        job: Job,
+        folder: JobFolder,
+        display: Display,
+        listeners_of: ListenersOf = lambda _: [],
+        *,
+        pause: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """pause: has the run pause after the step, for the reason in the given sentence."""
         self.folder = folder
+        self._causes, self._pause = CauseWatch(), pause
         self._job, self._display = job, display
         self._listeners: list[Listener] = [display]
         self._listeners_of = listeners_of
@@ -58,12 +69,23 @@ class Publisher(Reporter):
 
     def step(self, report: StepReport) -> None:
         """Write the record and the warnings of a finished step, and give the report to the listeners."""
+        report, found = self._causes.look(report, self.folder.path)
         self.warn(*(f"step {report.record['step']:.0f}: {warning}" for warning in report.warnings))
         stage = self._job.spec.algorithm.name
         self.folder.record(report.record, total_steps=self._total_steps, stage=stage, ranks=report.ranks)
         with writing(self.folder.path):
             for listener in self._listeners:
                 listener.step(report)
+        if found:
+            self._react(found)
+
+    def _react(self, found: Sequence[FoundCause]) -> None:
+        """Tell the status of new causes, and do what `spec.watch.causes` says; SpecError if it is Fail."""
+        self.folder.note(causes=tuple(map(str, self._causes.found)))
+        reaction, sentences = self._job.spec.watch.causes, [each.message for each in found]
+        react(reaction, f"{self._job.name}: spec.watch.causes", sentences)
+        if reaction == "Pause":
+            self._pause(f"{self._job.name}: spec.watch.causes: {sentences[0]}")
 
     def write_held_out(self, rows: Sequence[Mapping[str, object]]) -> None:
         self.folder.write_held_out(rows)
@@ -79,7 +101,7 @@ class Publisher(Reporter):
             reason = reason_of(code)
             host = shown.host if isinstance(shown, TrainerError) else ""
             self.folder.fail(reason=reason, exit_code=code, message=str(shown) or type(shown).__name__, host=host)
-            phase: Phase = "Stopped" if reason == "Stopped" else "Failed"
+            phase = phase_after(reason)
             for listener in self._listeners:
                 with suppress(Exception):  # it must not hide why the job ended
                     listener.end(phase)

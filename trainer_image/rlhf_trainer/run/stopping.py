@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from rlhf_api.exit_codes import ExitCode
+from rlhf_trainer.errors import Paused
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,14 +31,27 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """Handlers of the signals that stop a run, and the signal that has come."""
+    """Handlers of the signals that stop a run, the signal that has come, and whether the run is to pause."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """`say` tells the user that the run will stop."""
         self.requested: int | None = None
         """Number of the stop signal that came during a step; None: no signal came."""
+        self.pause = ""
+        """Sentence on why the run is to pause after the step; empty: it is not."""
         self._say = say
         self._may_wait = False
+
+    def ask_to_pause(self, why: str) -> None:
+        """Have the run end after this step with a checkpoint; why: sentence on the cause."""
+        self.pause = why
+
+    def end(self, saved: str) -> None:
+        """Raise Stopped or Paused if a signal has come or the run is to pause; saved: phrase on the checkpoint."""
+        if self.requested:
+            raise Stopped(self.requested, saved=saved)
+        if self.pause:
+            raise Paused(f"{self.pause}; {saved}")
 
     @contextmanager
     def handled(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from rlhf_api.status import Failure, Metric, Progress, SavedState, Status
 from rlhf_mapper.mapping import DeviceMapping, as_json
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import folder_or_name
-from rlhf_trainer.errors import DataError, EnvironmentProblem
+from rlhf_trainer.errors import DataError, EnvironmentProblem, phase_after
 from rlhf_trainer.hub import HUB, require_hub
 from rlhf_trainer.run_folder.attempt import STATUS, from_json, mark, own_attempt, owner, replace
 from rlhf_trainer.run_folder.evidence import CHECKPOINT, NOTHING, RUN, Document, Entry, RunFile, as_text, with_files
@@ -329,9 +329,9 @@ class JobFolder:
         self._write_status(warnings=(*self._status.warnings, message)[-MAX_WARNINGS:])
 
     @writes
-    def record_links(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds of the slowest ranks before the first step to the status."""
-        self._write_status(links=tuple(Metric(name=name, value=f"{each:.2g}") for name, each in seconds.items()))
+    def note(self, /, **fields: Any) -> None:
+        """Write fields of the status, such as `links`."""
+        self._write_status(**fields)
 
     @writes
     def record(self, record: Mapping[str, float], *, total_steps: int, stage: str, ranks: object = None) -> None:
@@ -373,11 +373,10 @@ class JobFolder:
         """Record in the status why the run ended, if the disk permits; host: the machine that is to blame."""
         if not self.path.is_dir():
             return
-        stopped = reason == "Stopped"
         with suppress(OSError, EnvironmentProblem):  # the reason in the terminal matters more
             self.require_ours()
             self._write_status(
-                phase="Stopped" if stopped else "Failed",
+                phase=phase_after(reason),
                 completion_time=now(),
                 last_failure=Failure(
                     reason=reason,
