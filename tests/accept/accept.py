@@ -499,6 +499,24 @@ def size(_: Path) -> dict[str, Any]:
     return row
 
 
+def why(folder: Path) -> dict[str, Any]:
+    """The planted causes and the healthy runs by their records; one plant is run anew and its cause is asked for."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.why.figures"], cwd=ROOT, stdout=subprocess.PIPE, check=True
+    )
+    row: dict[str, Any] = json.loads(done.stdout)
+    for name, places in row["place of the true cause"].items():
+        print(f"{name:14} {places}", file=sys.stderr)
+    output = folder / "why"
+    plants = [sys.executable, "-m", "tests.trainer.why.anew", str(output), "scale", "7"]
+    subprocess.run(plants, cwd=ROOT, stdout=sys.stderr, check=True)
+    asked = subprocess.run([str(RLHF), "why", str(output), "--json"], stdout=subprocess.PIPE, check=True)
+    row["anew"] = [cause["cause"] for cause in json.loads(asked.stdout)["scale-7"]["causes"]]
+    if not row["holds"] or row["anew"][:1] != ["RewardScale"]:
+        raise FellShortError("fewer causes are found, or more healthy runs give an alarm, than docs/why.md says", row)
+    return row
+
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "run": run,
     "auto_mapping": auto_mapping,
@@ -525,6 +543,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "monitoring": monitoring,
     "foreign_inputs": foreign_inputs,
     "size": size,
+    "why": why,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 
