@@ -110,9 +110,9 @@ def lineage(
     context: Context = None,
 ) -> None:
     """Show what a job's model was made from, and which jobs have read it, from the statuses of jobs."""
-    from rlhf_kubectl.lineage import tree
+    from rlhf_kubectl.lineage import WIDTH, tree
 
-    Console(highlight=False).print(tree(list_jobs(Kubectl(context, namespace)), model), soft_wrap=True)
+    Console(highlight=False, width=WIDTH).print(tree(list_jobs(Kubectl(context, namespace)), model), soft_wrap=True)
 
 
 @command("kubectl rlhf logs helpful-ppo --follow")

@@ -32,7 +32,8 @@ CONTAINER: Final = "files"
 START_SECONDS: Final = 300.0
 """Seconds within which the pod that mounts the claim must run."""
 POLL_SECONDS: Final = 0.5
-SIZES: Final = 'cd "$1" && find . -maxdepth "$2" -type f -exec stat -c "%s %n" {} +'
+SIZES: Final = 'cd "$1" && find . -maxdepth "$2" -type f ! -path "*\n*" -exec stat -c "%s %n" {} +'
+"""Shell script that prints bytes and path of each file, a line each; it leaves out paths of more than one line."""
 ANY_DEPTH: Final = 99
 
 
@@ -136,8 +137,9 @@ def _copy(kubectl: Kubectl, pod: str, job: ObservedJob, source: str, target: Pat
 
 def sizes_in(kubectl: Kubectl, inside: Sequence[str], folder: str, depth: int) -> dict[str, int]:
     """Return the bytes of files down to a depth in a folder of a pod, by path; inside: kubectl's words up to `--`."""
-    lines = kubectl.run(*inside, "sh", "-c", SIZES, "sh", folder, str(depth)).decode().splitlines()
-    return {path.removeprefix("./"): int(size) for size, _, path in (line.partition(" ") for line in lines)}
+    lines = kubectl.run(*inside, "sh", "-c", SIZES, "sh", folder, str(depth)).decode(errors="surrogateescape")
+    pairs = (line.partition(" ") for line in lines.split("\n") if line)
+    return {path.removeprefix("./"): int(size) for size, _, path in pairs}
 
 
 def _unpack(stream: IO[bytes], target: Path, total: int) -> str:

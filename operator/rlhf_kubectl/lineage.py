@@ -16,6 +16,8 @@ from rlhf_operator.snapshot import ObservedJob
 MADE_FROM, READ_BY = "made from", "read by"
 DIGITS: Final = 12
 """Digits of a digest or a commit that are shown."""
+WIDTH: Final = 10_000
+"""Columns of the tree, more than a terminal has: rich leaves out branches that are deeper than the columns."""
 
 
 def tree(jobs: Sequence[ObservedJob], wanted: str) -> Tree:
@@ -35,28 +37,39 @@ def tree(jobs: Sequence[ObservedJob], wanted: str) -> Tree:
         raise KubectlError(f"no status of a job names {wanted}: {near}", ExitCode.SPEC, "NotFound")
     if others:
         branch = root.add(READ_BY)
+        shown = {maker.name for maker in makers}
         for job in others:
-            _add_reader(branch, job, jobs, {wanted, *(maker.name for maker in makers)})
+            _add_reader(branch, job, jobs, shown)
     return root
 
 
-def _add_inputs(branch: Tree, job: ObservedJob, by_name: Mapping[str, ObservedJob], above: set[str]) -> None:
-    """Add the inputs of a job, and below each the job that made it; above: names of the jobs above in the tree."""
+def _add_inputs(branch: Tree, job: ObservedJob, by_name: Mapping[str, ObservedJob], shown: set[str]) -> None:
+    """Add the inputs of a job, and below each the maker with its inputs; shown: names of jobs in the tree, extended.
+
+    Each maker is shown once: actor and reference of one maker would double the tree with each round of a chain.
+    """
     if not job.status.inputs:
         branch.add(Text("nothing yet: no attempt has begun to train, or one of an earlier release"))
     for each in job.status.inputs:
         maker = by_name.get(each.job or "")
         below = branch.add(Text(f"{each.name}: {each.uri}{_content(each.digest, each.revision)}{_note(each, maker)}"))
-        if maker and maker.name not in above:
-            _add_inputs(below.add(_made(maker)), maker, by_name, {*above, maker.name})
+        if maker and maker.name not in shown:
+            shown.add(maker.name)
+            _add_inputs(below.add(_made(maker)), maker, by_name, shown)
+        elif maker:
+            below.add(Text(f"{maker.name}, as above"))
 
 
-def _add_reader(branch: Tree, job: ObservedJob, jobs: Sequence[ObservedJob], above: set[str]) -> None:
-    """Add a job, and below it the readers of its output; above: names of the jobs above in the tree."""
+def _add_reader(branch: Tree, job: ObservedJob, jobs: Sequence[ObservedJob], shown: set[str]) -> None:
+    """Add a job, and below the readers of its output; shown: names of jobs in the tree, extended here."""
+    if job.name in shown:
+        branch.add(Text(f"{job.name}, as above"))
+        return
+    shown.add(job.name)
     below = branch.add(_made(job))
     for other in jobs:
-        if other.name not in {*above, job.name} and any(_is_from(each, job) for each in other.status.inputs):
-            _add_reader(below, other, jobs, {*above, job.name})
+        if any(_is_from(each, job) for each in other.status.inputs):
+            _add_reader(below, other, jobs, shown)
 
 
 def _is_from(read: ReadInput, job: ObservedJob) -> bool:

@@ -16,6 +16,7 @@ import typer
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.names import API_VERSION, KIND
+from rlhf_api.problems import SpecError
 from rlhf_kubectl.files import CLAIM, CONTAINER, claim_pod, sizes_in
 from rlhf_kubectl.jobs import ENDED_PHASES, head_of, list_jobs, pods_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
@@ -29,7 +30,7 @@ SUFFIXES: Final = (".json", ".jsonl", ".yaml", ".log")
 MAX_BYTES: Final = 64 << 20
 """Size above which a file, such as one of many rollouts, is not copied."""
 REFRESH_SECONDS, DEPTH = 10.0, 2
-TAR: Final = 'cd "$1" && shift && tar -cf - "$@"; test $? -lt 2'
+TAR: Final = 'cd "$1" && shift && tar -cf - -- "$@"; test $? -lt 2'
 """Shell script that writes files as a tar stream; tar ends with 1 if a file grew meanwhile."""
 
 
@@ -108,7 +109,7 @@ class Copies:
                 place = run_folder(parse_job(job))
                 with claim_pod(self.kubectl, job, place.claim, self.image) as pod:
                     self._copy_from(job, pod, CONTAINER, f"{CLAIM}/{place.path}".rstrip("/"))
-        except (KubectlError, tarfile.TarError) as error:
+        except (KubectlError, SpecError, OSError, tarfile.TarError) as error:  # SpecError: a job of another version
             self._print(f"files of {job.name} are not copied: {error}")
         return claims
 

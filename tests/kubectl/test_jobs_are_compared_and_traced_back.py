@@ -13,7 +13,7 @@ from rich.console import Console
 from rlhf_api.status import Attempt, MappedPlacement, MappedPool, Metric, Output, Progress, ReadInput, Status
 from rlhf_kubectl.compare import sections, slot_hours, table
 from rlhf_kubectl.kubectl import KubectlError
-from rlhf_kubectl.lineage import tree
+from rlhf_kubectl.lineage import WIDTH, tree
 from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.times import timestamp
 from tests.kubectl.test_why_a_job_waits import NOW, job
@@ -136,6 +136,32 @@ def test_jobs_that_read_each_other_end_the_tree() -> None:
     read = {name: ReadInput(name="models.actor", uri=f"job://{name}", job=name) for name in "ab"}
     circle = [made(name, {}, inputs=(read[other],)) for name, other in ("ab", "ba")]
     assert shown(tree(circle, "a")).count("b (") == 2, "once in each direction"
+
+
+def test_a_job_that_is_read_twice_is_shown_once() -> None:
+    """Each round of an iterative DPO has the last one as its actor and as its reference."""
+    rounds = [made("r0", SFT, output=output("r0", FIRST))]
+    for number in range(1, 30):
+        before = f"r{number - 1}"
+        uri = output(before, FIRST).uri
+        read = tuple(ReadInput(name=f"models.{role}", uri=uri, job=before) for role in ("actor", "reference"))
+        rounds.append(made(f"r{number}", SFT, inputs=read, output=output(f"r{number}", FIRST)))
+    assert len(shown(tree(rounds, "r29"), WIDTH).splitlines()) == 2 + 29 * 4 + 1
+    skipping = [
+        replace(
+            each,
+            status=each.status.model_copy(
+                update={
+                    "inputs": tuple(
+                        ReadInput(name="models.actor", uri=output(other.name, FIRST).uri, job=other.name)
+                        for other in rounds[:place]
+                    )
+                }
+            ),
+        )
+        for place, each in enumerate(rounds)
+    ]
+    assert len(shown(tree(skipping, "r0"), WIDTH).splitlines()) < 1000
 
 
 def test_a_name_that_no_status_has_is_told(family: list[ObservedJob]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ import json, subprocess, sys
 from pathlib import Path
 folder, words = Path({folder!r}), [word for word in sys.argv[1:] if not word.startswith("--request-timeout")]
 answers = json.loads((folder / "answers.json").read_text())
-with (folder / "calls").open("a") as calls:
+with (folder / "calls").open("a", errors="surrogateescape") as calls:
     print(*words, file=calls)
 if words[0] == "exec":
     inside = [answers["places"].get(word, word) for word in words[words.index("--") + 1:]]
@@ -144,6 +145,16 @@ def test_without_the_right_to_read_pods_the_statuses_are_shown(
     assert [line for line in said if "files of live" in line] == [
         "files of live are not copied: the cluster refuses: pods is forbidden"
     ]
+
+
+def test_one_job_that_cannot_be_copied_leaves_the_others(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    played.answers["jobs"].append({**job("older", "Succeeded"), "spec": {"algorithm": {"name": "Odd"}}})
+    for name in (b"two\nlines.json", b"no utf-8 \xff.json", b"--help.json"):
+        (played.places[names.OUTPUT_FOLDER] / os.fsdecode(name)).write_text("{}")
+    found = played.update()
+    assert found["live/live/metrics.jsonl"] == "live\n"
+    assert found["live/--help.json"] == "{}"
+    assert "files of older are not copied: spec" in capsys.readouterr().err
 
 
 def test_the_program_ends_as_its_server_does(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
