@@ -198,6 +198,14 @@ def test_a_file_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     assert (page.status, page.text) == (409, f"{folder.path / 'events.log'}: is a link, which is not followed")
 
 
+def test_names_may_have_any_bytes(tmp_path: Path) -> None:
+    folder = run_job(tmp_path / "two\nlines", SFT, [])
+    assert ask_one(tmp_path, "/runs/two%0Alines/report.html").status == 200
+    (folder.path / os.fsdecode(b"\xff")).symlink_to(tmp_path)
+    (folder.path / os.fsdecode(b"\xfe")).symlink_to(tmp_path / "gone")
+    assert ask_one(tmp_path, "/runs/two%0Alines/report.html").status == 409
+
+
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8600", "", "[::1]:8600"])
 def test_another_host_is_refused(root: Path, host: str) -> None:
     assert ask_one(root, "/", Host=host).status == 403

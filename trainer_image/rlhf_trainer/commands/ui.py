@@ -55,7 +55,7 @@ def application(folder: Path) -> web.Application:
     routes = {
         "/": pages.listing,
         "/compare.html": pages.comparison,
-        "/runs/{run:.+}/{kind:report|rollouts}.html": pages.run,
+        "/runs/{run:(?s:.+)}/{kind:report|rollouts}.html": pages.run,
     }
     app.add_routes([web.get(path, handler, allow_head=False) for path, handler in routes.items()])
     return app
@@ -73,7 +73,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         response = web.Response(text=error.text, status=error.status)
     except (TrainerError, OSError) as error:
-        response = web.Response(text=str(error), status=409)
+        response = web.Response(text=str(error).encode(errors="replace").decode(), status=409)
     response.headers.update(HEADERS)
     return response
 
