@@ -110,7 +110,7 @@ def test_an_episode_holds_its_turns_and_a_turn_its_tools(
     report: StepReport, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20abc")
-    shown = run(tmp_path, collector.url, report)
+    shown = run(tmp_path, f"{collector.url}/v1/traces/", report)  # as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT has it
     assert "otel" not in shown
     assert collector.headers["authorization"] == "Bearer abc"
     outer = {span.id: span.name for span in collector.spans}

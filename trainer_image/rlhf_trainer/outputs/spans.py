@@ -24,6 +24,7 @@ from rlhf_trainer.run_folder.folder import MAX_REASON, JobFolder
 from rlhf_trainer.telemetry import MODEL_CALL, TOOL, Span, StepReport
 
 FIELD: Final = "spec.outputs.otel"
+PATH: Final = "/v1/traces"
 SPANS_AT_ONCE, MAX_WAITING = 500, 100_000
 """Spans in one request, and most spans that wait to be sent; a step whose spans would be more is left out."""
 LAST_SECONDS = 15.0
@@ -42,7 +43,7 @@ class SpanSender:
 
     def __init__(self, job: Job, folder: JobFolder, warn: Callable[[str], None]) -> None:
         assert job.spec.outputs.otel is not None, "it is asked for"
-        self._endpoint = job.spec.outputs.otel.endpoint.rstrip("/") + "/v1/traces"
+        self._endpoint = job.spec.outputs.otel.endpoint.rstrip("/").removesuffix(PATH) + PATH
         self._job, self._folder, self._warn = job, folder, warn
         self._steps: queue.SimpleQueue[StepReport | None] = queue.SimpleQueue()
         self._given = self._tried = self._sent = self._left_out = 0
