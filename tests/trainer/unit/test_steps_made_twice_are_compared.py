@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -17,10 +18,10 @@ from typer.testing import CliRunner, Result
 from rlhf_trainer.checkpoint import STATE
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.run import reproduce
-from rlhf_trainer.run.inputs import hash_file, hashed, sources_of
+from rlhf_trainer.run.inputs import files_below, hash_file, hashed, sources_of
 from rlhf_trainer.run.resume import from_the_start
 from rlhf_trainer.run.stopping import Stopped
-from rlhf_trainer.run_folder.evidence import RUN, parsed
+from rlhf_trainer.run_folder.evidence import RUN, Document, Entry, as_text, parsed
 from rlhf_trainer.run_folder.folder import METRICS, RANKS, JobFolder
 from rlhf_trainer.run_folder.repeated import compare, first_ranks
 from rlhf_trainer.run_folder.step_metrics import repeats
@@ -103,10 +104,13 @@ def test_a_run_has_the_hashes_of_what_it_read(first: Path) -> None:
 
 
 def test_a_file_of_the_hubs_cache_is_not_read(tmp_path: Path) -> None:
-    blob = tmp_path / ("0a" * 32)
+    blob = tmp_path / "blobs" / ("0a" * 32)
+    blob.parent.mkdir()
     blob.write_text("never read")
     (tmp_path / "model.safetensors").symlink_to(blob)
     assert hash_file(tmp_path / "model.safetensors") == blob.name
+    (tmp_path / blob.name).write_text("named so by a user")
+    assert hash_file(tmp_path / blob.name) == sha256(b"named so by a user").hexdigest()
     assert hash_file(tmp_path / "gone") == ""
     (tmp_path / "large").write_text("is not read to its end")
     assert hash_file(tmp_path / "large", lambda: True) == ""
@@ -133,6 +137,17 @@ def test_own_code_has_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert revision() == commit
     code.write_text("def rows():\n    return [1]\n")
     assert revision() == f"{commit}-dirty"
+    git("rm", "-q", "--cached", code.name)
+    (tmp_path / ".gitignore").write_text("*\n")
+    git("commit", "-qm", "two")
+    assert revision() == f"{git('rev-parse', 'HEAD')}-dirty", "the commit has no such file"
+
+
+def test_a_file_name_may_have_any_bytes(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"a\xff.jsonl")).write_text(ROWS)
+    entry = hashed((Entry(name="spec.data.train", kind="data", uri=""), files_below(tmp_path, "data")))
+    assert [*entry["files"]] == ["a\\xff.jsonl"]
+    assert as_text(Document(attempts=[], read=[entry], made=[])).encode()
 
 
 def test_times_and_fetched_bytes_are_not_compared(first: Path, run: Path) -> None:
@@ -197,7 +212,7 @@ def perfect(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("perfect")
-def test_equal_steps_end_with_zero_and_leave_the_run_alone(run: Path) -> None:
+def test_equal_steps_end_with_zero_and_leave_the_run_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
     done = command(run)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -206,7 +221,8 @@ def test_equal_steps_end_with_zero_and_leave_the_run_alone(run: Path) -> None:
         "sft: steps 1 to 2 are equal: 4 metrics, 4 checksums of weights",
     ]
     assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == before
-    again = command(run)
+    monkeypatch.chdir(run)
+    again = command(Path())
     assert (again.exit_code, again.stderr) == (
         2, f"error: {run}-reproduced: is there already; name a new folder by --output\n"
     )  # fmt: skip
@@ -269,6 +285,27 @@ def test_the_same_file_in_another_place_is_no_difference(
 ) -> None:
     done = command(run, *_moved(first, run, monkeypatch))
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.usefixtures("perfect")
+def test_inputs_without_hashes_are_named(first: Path, run: Path) -> None:
+    evidence = from_the_start([jobs.job(first, "sft", SPEC)], run)["sft"].evidence
+    document = {**parsed((run / "sft" / RUN).read_bytes()), "read": evidence["read"]}
+    (run / "sft" / RUN).write_text(as_text(cast("Document", document)))
+    done = command(run)
+    lacks = "sft: run.json lacks hashes of spec.models.actor, spec.data.train, so these inputs may differ"
+    assert (done.exit_code, done.stdout.splitlines()[1]) == (0, lacks)
+
+
+@pytest.mark.usefixtures("perfect")
+def test_steps_of_an_earlier_version_name_no_machine(run: Path) -> None:
+    """Its first attempt wrote no run.json, and a later attempt of this version went on after step 1."""
+    document = parsed((run / "sft" / RUN).read_bytes())
+    document["attempts"][0]["after"] = 1
+    (run / "sft" / RUN).write_text(as_text(document))
+    done = command(run)
+    differs = [line for line in done.stdout.splitlines() if "differs" in line]
+    assert (done.exit_code, differs) == (2, ["sft: differs: run.json does not say on what these steps ran"])
 
 
 def _nothing(_: Path) -> None:

@@ -15,6 +15,8 @@ from rlhf_api.problems import SpecError
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
+from rlhf_trainer.outputs.display import display_for
+from rlhf_trainer.run.chain import starts_of
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished
@@ -280,6 +282,17 @@ def test_another_experiment_is_refused_at_once(tmp_path: Path) -> None:
         "helpful-sft: spec.data.train.limit",
         "helpful-sft: spec.training.seed",
     ]
+
+
+def test_a_restart_leaves_what_a_link_leads_to(tmp_path: Path) -> None:
+    """`rlhf reproduce` links the jobs that its job reads."""
+    finish(tmp_path / "first")
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / NAMES[0]).symlink_to(tmp_path / "first" / NAMES[0])
+    with pytest.raises(SpecError, match=r"is a link to .*first/helpful-sft, which --restart would clear"):
+        starts_of(jobs(), tmp_path / "again", display_for(jobs()), restart=True, given={})
+    assert starts(tmp_path / "first") == {}
+    assert JobFolder(tmp_path / "first", jobs()[0]).newest_checkpoint()
 
 
 def test_a_manifest_reads_what_has_finished_in_the_folder(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.outputs.display import Display, display_for
@@ -87,6 +88,9 @@ def starts_of(
     becomes that of this attempt.
     """
     if restart:
+        if links := [output / job.name for job in jobs if (output / job.name).is_symlink()]:
+            where = f"is a link to {links[0].readlink()}, which --restart would clear; use another --output"
+            raise SpecError([Problem(str(links[0]), where)])
         with writing(output):
             (output / SUMMARY).unlink(missing_ok=True)
         for job in jobs:

@@ -35,7 +35,8 @@ CHUNK = 2**24
 WAIT_SECONDS = 60.0
 """Most seconds for which the end of a job waits for hashes."""
 NICE = 10
-HASH = re.compile("[0-9a-f]{64}")
+BLOBS, HASH = "blobs", re.compile("[0-9a-f]{64}")
+"""Folder of the hub's cache with files, and the names of the large ones, which are their SHA-256."""
 Source = tuple[Entry, dict[str, Path]]
 """Entry of a field without hashes, and the field's files by name; empty if the files are not on this machine."""
 
@@ -65,10 +66,14 @@ def sources_of(job: Job, output: Path) -> Iterator[Source]:
 
 
 def files_below(place: Path, kind: Kind) -> dict[str, Path]:
-    """Return the files at a path, without LABELS, by their names in the folder; a model has none in further folders."""
+    """Return the files at a path, without LABELS, by their names in the folder; a model has none in further folders.
+
+    A byte of a name that is not UTF-8 is written as `\\xff`.
+    """
     folder = place if place.is_dir() else place.parent
     found = sorted(place.glob("*")) if kind == "model" and place.is_dir() else files_of(place)
-    return {file.relative_to(folder).as_posix(): file for file in found if file.is_file() and file.name != LABELS}
+    files = {file.relative_to(folder).as_posix(): file for file in found if file.is_file() and file.name != LABELS}
+    return {os.fsencode(name).decode(errors="backslashreplace"): file for name, file in files.items()}
 
 
 def _own_code(job: Job) -> Iterator[Source]:
@@ -98,16 +103,19 @@ def _module_files(module: str) -> tuple[Path, list[Path]]:
 
 
 def own_entries(job: Job, output: Path) -> list[Entry]:
-    """Return, with hashes, what the user may edit between two attempts; not outputs of jobs, nor what the hub has."""
+    """Return what the user may edit between two attempts; not outputs of jobs, nor what the hub has.
+
+    Files have hashes as `is_text` says, and an empty text for the rest, so that nothing takes them for new files.
+    """
     return [
-        with_files(entry, {name: hash_file(file) for name, file in files.items() if is_text(entry, name)})
+        with_files(entry, {name: hash_file(file) if is_text(entry, name) else "" for name, file in files.items()})
         for entry, files in sources_of(job, output)
         if entry["kind"] != "data" and not entry["uri"].startswith((SCHEME, HUB))
     ]
 
 
 def is_text(entry: Entry, file: str) -> bool:
-    """Whether `own_entries` has a file of an entry: all of code, and the `TEXT_FILES` of a model."""
+    """Whether `own_entries` hashes a file of an entry: all of code, and the `TEXT_FILES` of a model."""
     return entry["kind"] == "code" or Path(file).suffix in TEXT_FILES
 
 
@@ -123,7 +131,10 @@ def _commit(files: Sequence[Path]) -> str:
     """Return the git commit of files of one folder, with `-dirty` if any is not as committed; empty outside git."""
     git = partial(subprocess.check_output, cwd=files[0].parent, stderr=subprocess.DEVNULL, text=True)
     try:
-        commit, changes = git(["git", "rev-parse", "HEAD"]), git(["git", "status", "--porcelain", "--", *files])
+        commit, changes = (
+            git(["git", "rev-parse", "HEAD"]),
+            git(["git", "status", "--porcelain", "--ignored", "--", *files]),
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""
     return commit.strip() + "-dirty" * bool(changes)
@@ -131,8 +142,8 @@ def _commit(files: Sequence[Path]) -> str:
 
 def hash_file(file: Path, is_over: Callable[[], bool] = lambda: False) -> str:
     """Return the SHA-256 of a file; empty if the file cannot be read, or `is_over` returns True meanwhile."""
-    if HASH.fullmatch(name := file.resolve().name):  # in the hub's cache
-        return name
+    if (place := file.resolve()).parent.name == BLOBS and HASH.fullmatch(place.name):
+        return place.name
     found = sha256()
     with suppress(OSError), file.open("rb") as opened:
         while not is_over() and (part := opened.read(CHUNK)):

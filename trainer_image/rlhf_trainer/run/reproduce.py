@@ -87,7 +87,7 @@ def reproduce(
     ConfigError if inputs differed, whatever the steps are.
     """
     original = _original(run, job, count, after)
-    target = output or run.with_name(f"{run.resolve().name}-reproduced")
+    target = output or (run.resolve() if run.name in ("", "..") else run).with_name(f"{run.resolve().name}-reproduced")
     if target.exists():
         raise SpecError([Problem(str(target), "is there already; name a new folder by --output")])
     for entry in original.document["read"]:
@@ -99,6 +99,8 @@ def reproduce(
     say(f"{name}: makes steps {first} to {last} of {run} again in {target}")
     for each in differing:
         say(f"{name}: differs: {each}")
+    if unhashed := _unhashed(original, again):
+        say(f"{name}: {RUN} lacks hashes of {', '.join(unhashed)}, so these inputs may differ")
     _make_again(original, again, target, [*sets, *OWN_SETTINGS])
     with reading(run):
         found, counts = compare(original.folder.path, target / name, original.steps)
@@ -178,13 +180,20 @@ def _differing_inputs(original: Original, again: Job) -> Iterator[str]:
     entries = list(map(hashed, sources))
     yield from _differing_fields(original, again, entries)
     yield from (f"{name} is not what it was" for name in changed_files(original.document["read"], entries))
-    yield from changed_environment(attempt_of(original.document, original.steps[0]), environment())
+    ran_on, unknown = attempt_of(original.document, original.steps[0]), "run.json does not say on what these steps ran"
+    yield from changed_environment(ran_on, environment()) if ran_on else [unknown]
     placed = read_object(original.folder.path / MAPPING)
     if placed and "RAY_ADDRESS" not in os.environ:
         now = mapping_line(as_json(place_job(again, (gpu_count(),), [again], run).mapping))
         with reading(original.folder.path / MAPPING):
             before = mapping_line(placed)
         yield from [f"the layout is {now}, was {before}"] * (now != before)
+
+
+def _unhashed(original: Original, again: Job) -> list[str]:
+    """Return the fields whose files have no hash in run.json, such as after an early kill of the run."""
+    known = {entry["name"] for entry in original.document["read"] if "sha256" in entry}
+    return [entry["name"] for entry, _ in sources_of(again, original.folder.path.parent) if entry["name"] not in known]
 
 
 def _differing_fields(original: Original, again: Job, entries: Sequence[Entry]) -> Iterator[str]:
