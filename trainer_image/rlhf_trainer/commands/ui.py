@@ -100,9 +100,7 @@ class Pages:
         """Answer with a comparison of the chosen runs."""
         names = list(dict.fromkeys(request.query.getall("run", [])))
         if not 2 <= len(names) <= compare.MAX_RUNS:
-            how = (
-                f"choose 2 to {compare.MAX_RUNS} runs to compare, not {len(names)}: go back, and mark them at the left"
-            )
+            how = f"choose 2 to {compare.MAX_RUNS} runs, not {len(names)}: go back, and mark them at the left"
             raise web.HTTPBadRequest(text=how)
         return await self._page(request, "compare", names)
 

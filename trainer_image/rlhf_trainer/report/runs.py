@@ -169,7 +169,7 @@ def _status(folder: Path, _changed: Changed) -> Status | None:
 def _held_out(run: Path, job: str, _changed: Changed) -> Named | None:
     summary = read_object(run / SUMMARY).get(job)
     items = summary.items() if isinstance(summary, dict) else ()
-    numbers = {name: value for name, value in items if isinstance(value, int | float) and name not in NO_METRICS}
-    values = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+    numbers = [(name, float(value)) for name, value in items if isinstance(value, int | float)]
+    values = {name: value for name, value in numbers if math.isfinite(value) and name not in NO_METRICS}
     name = next((each for each in values if each.endswith("_after")), next(iter(values), None))
     return (name.removesuffix("_after"), values[name]) if name else None

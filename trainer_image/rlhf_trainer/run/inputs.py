@@ -98,17 +98,13 @@ def _module_files(module: str) -> tuple[Path, list[Path]]:
 
 
 def own_entries(job: Job, output: Path) -> list[Entry]:
-    """Return, with hashes, what the user may edit between two attempts; not outputs of jobs, nor what the hub has."""
-    return [
-        with_files(entry, {name: hash_file(file) for name, file in files.items() if is_text(entry, name)})
-        for entry, files in sources_of(job, output)
-        if entry["kind"] != "data" and not entry["uri"].startswith((SCHEME, HUB))
-    ]
-
-
-def is_text(entry: Entry, file: str) -> bool:
-    """Whether `own_entries` has a file of an entry: all of code, and the `TEXT_FILES` of a model."""
-    return entry["kind"] == "code" or Path(file).suffix in TEXT_FILES
+    """Return what the user may edit between two attempts, with hashes of code and TEXT_FILES; other files have none."""
+    found = []
+    for entry, files in sources_of(job, output):
+        if entry["kind"] != "data" and not entry["uri"].startswith((SCHEME, HUB)):
+            texts = {name for name, file in files.items() if entry["kind"] == "code" or file.suffix in TEXT_FILES}
+            found.append(with_files(entry, {name: hash_file(files[name]) if name in texts else "" for name in files}))
+    return found
 
 
 def hashed(source: Source, is_over: Callable[[], bool] = lambda: False) -> Entry:

@@ -1,19 +1,19 @@
 """`rlhf reproduce`: makes some steps of a job again in a new run folder, and compares them with the first time."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf_api.chain import inputs_of
-from rlhf_api.checks.resume import leaves
 from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.own_code import add_search_path
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.mapping import as_json
+from rlhf_planning.comparison import differences
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import ConfigError, DataError, NumericsError
@@ -28,15 +28,7 @@ from rlhf_trainer.run.resume import Repetition, identities, inputs, start_of
 from rlhf_trainer.run.stopping import Stopped
 from rlhf_trainer.run_folder.attempt import read_object
 from rlhf_trainer.run_folder.commands import job_folders
-from rlhf_trainer.run_folder.evidence import (
-    RUN,
-    Document,
-    Entry,
-    attempt_of,
-    changed_environment,
-    changed_files,
-    parsed,
-)
+from rlhf_trainer.run_folder.evidence import ATTEMPT, RUN, Document, attempt_of, changed_files, parsed
 from rlhf_trainer.run_folder.folder import (
     JOB_FILE,
     MAPPING,
@@ -53,6 +45,8 @@ from rlhf_trainer.run_folder.repeated import WEIGHTS, by_step, compare, weights_
 OWN_SETTINGS = ("outputs={}", "watch.changedCode='Off'", "rollout.weightStore=null", "checkpoint={keepLast: 1}")
 """Settings of a repetition: it tells no tracker, and writes into its own folder alone."""
 NO_INPUTS = ("metadata.", "spec.outputs", "spec.watch", "spec.rollout.weightStore", "spec.checkpoint")
+NO_FACTS = (*ATTEMPT, "memory_gib")
+"""Fields of the manifest, and facts of an attempt in run.json, that change no number."""
 
 
 class Original(NamedTuple):
@@ -176,23 +170,23 @@ def _differing_inputs(original: Original, again: Job) -> Iterator[str]:
             gone = f"{entry['uri']} is not there any more; --set may name its new place"
             raise DataError(f"{again.name}: {entry['name']}: {gone}")
     entries = list(map(hashed, sources))
-    yield from _differing_fields(original, again, entries)
+    known = {entry["name"]: entry.get("sha256") for entry in original.document["read"]}
+    same = {each["name"] for each in entries if "sha256" in each and each["sha256"] == known.get(each["name"])}
+    fields = _changes(document_of(original.job), document_of(again))
+    for path, sentence in fields.items():  # a new place of the same files is no difference
+        if not path.startswith(NO_INPUTS) and path.removesuffix(".uri") not in same:
+            yield sentence
     yield from (f"{name} is not what it was" for name in changed_files(original.document["read"], entries))
-    yield from changed_environment(attempt_of(original.document, original.steps[0]), environment())
+    facts = _changes(attempt_of(original.document, original.steps[0]), environment())
+    yield from (sentence for name, sentence in facts.items() if name not in NO_FACTS)
     placed = read_object(original.folder.path / MAPPING)
     if placed and "RAY_ADDRESS" not in os.environ:
         now = mapping_line(as_json(place_job(again, (gpu_count(),), [again], run).mapping))
         with reading(original.folder.path / MAPPING):
-            before = mapping_line(placed)
-        yield from [f"the layout is {now}, was {before}"] * (now != before)
+            yield from _changes({"the layout": mapping_line(placed)}, {"the layout": now}).values()
 
 
-def _differing_fields(original: Original, again: Job, entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a sentence for each field of the manifest that differs; a new place of the same files is no difference."""
-    known = {entry["name"]: entry.get("sha256") for entry in original.document["read"]}
-    same = {each["name"] for each in entries if "sha256" in each and each["sha256"] == known.get(each["name"])}
-    before, after = (dict(leaves(document_of(job))) for job in (original.job, again))
-    for path in dict.fromkeys((*before, *after)):
-        is_input = not path.startswith(NO_INPUTS) and path.removesuffix(".uri") not in same
-        if is_input and before.get(path) != after.get(path):
-            yield f"{path} is {after.get(path)}, was {before.get(path)}"
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """Return a sentence for each field that differs between two documents, by the field's path."""
+    rows = differences({0: before, 1: after}, 2)
+    return {path: f"{path} is {now}, was {was}" for path, (was, now), _ in rows}
