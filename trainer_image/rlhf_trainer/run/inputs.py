@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread, get_native_id
 
-from rlhf_api.chain import SCHEME
+from rlhf_api.chain import SCHEME, read_inputs
 from rlhf_api.checks.resume import leaves
 from rlhf_api.contract import ENTRYPOINT
 from rlhf_api.files import document_of
@@ -25,7 +25,6 @@ from rlhf_trainer.data.lines import files_of
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.hub import HUB, cached_folder
-from rlhf_trainer.run.preconditions import addresses
 from rlhf_trainer.run_folder.evidence import LABELS, RUN, Entry, Kind, with_files
 from rlhf_trainer.run_folder.folder import JobFolder, writing
 
@@ -42,19 +41,17 @@ Source = tuple[Entry, dict[str, Path]]
 
 def sources_of(job: Job, output: Path) -> Iterator[Source]:
     """Yield what a job reads; output: the run folder with the jobs that it may name."""
-    models = job.models().items()
-    revisions = {f"models.{job.spec.models.source_field(role)}.uri": model.revision for role, model in models}
-    for path, uri in dict(addresses(job)).items():
-        if "://" not in uri or path == "checkpoint.storage":
-            continue
-        is_data = path.startswith(("data.", "evaluation."))
-        kind: Kind = "code" if path == "data.chatTemplate" else "data" if is_data else "model"
-        entry = Entry(name=f"spec.{path.removesuffix('.uri')}", kind=kind, uri=uri)
+    inputs = [(each.name, each.uri, each.revision) for each in read_inputs(job)]
+    template = job.spec.data.chat_template
+    for field, uri, revision in (*inputs, *[("data.chatTemplate", template, None)] * ("://" in template)):
+        is_data = field.startswith(("data.", "evaluation."))
+        kind: Kind = "code" if field == "data.chatTemplate" else "data" if is_data else "model"
+        entry = Entry(name=f"spec.{field}", kind=kind, uri=uri)
         place: Path | None = None
         if uri.startswith(SCHEME):
             place = output / uri.removeprefix(SCHEME) / kind
         elif uri.startswith(HUB):
-            place = cached_folder(uri, "dataset" if is_data else "model", revisions.get(path))
+            place = cached_folder(uri, "dataset" if is_data else "model", revision)
             if place:
                 entry["revision"] = place.name
         else:

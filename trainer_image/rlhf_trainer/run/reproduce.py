@@ -140,7 +140,7 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
     if name not in folders:
         raise SpecError([Problem("--job", f"no job {name} has begun in {run}; there are {', '.join(folders)}")])
     folder = folders[name]
-    file, manifest = folder.path / RUN, folder.path / JOB_FILE
+    file = folder.path / RUN
     if not file.is_file():
         raise SpecError([Problem(str(file), "is not there: the job began with an earlier version")])
     with reading(file):
@@ -155,10 +155,10 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
         steps = [step for step in sorted(by_step(folder.path / METRICS)) if begin < step <= begin + count]
     if not steps:
         raise SpecError([Problem(str(folder.path), f"no step{f' after {begin}' * bool(begin)} has ended")])
-    first = read_job(manifest)
+    first, manifest = read_job(folder.path / JOB_FILE), (folder.path / JOB_FILE).read_text()
     if gone := sorted(inputs_of(first) - finished_jobs(run).keys()):
         raise DataError(f"{name}: reads the output of {', '.join(gone)}, which is not in {run} any more")
-    return Original(folder, first, manifest.read_text(), document, steps, whole.get(begin))
+    return Original(folder, first, manifest, document, steps, whole.get(begin))
 
 
 def _differing_inputs(original: Original, again: Job) -> Iterator[str]:
