@@ -94,7 +94,7 @@ def _module_files(module: str) -> tuple[Path, list[Path]]:
     return Path(), []
 
 
-def own_entries(job: Job, output: Path) -> list[Entry]:
+def editable_inputs(job: Job, output: Path) -> list[Entry]:
     """Return what the user may edit between two attempts, with hashes of code and TEXT_FILES; other files have none."""
     found = []
     for entry, files in sources_of(job, output):

@@ -40,7 +40,7 @@ from rlhf_trainer.run_folder.folder import (
     reading,
     writing,
 )
-from rlhf_trainer.run_folder.repeated import WEIGHTS, by_step, compare, weights_of
+from rlhf_trainer.run_folder.repeated import WEIGHTS, by_step, compare, weight_checksums
 
 OWN_SETTINGS = ("outputs={}", "watch.changedCode='Off'", "rollout.weightStore=null", "checkpoint={keepLast: 1}")
 """Settings of a repetition: it tells no tracker, and writes into its own folder alone."""
@@ -113,7 +113,7 @@ def _make_again(original: Original, again: Job, target: Path, overrides: Sequenc
         target.mkdir(parents=True)
         for name in inputs_of(again):
             (target / name).symlink_to((run / name).resolve())
-    saved = weights_of(original.folder.path).keys() & {*original.steps}
+    saved = weight_checksums(original.folder.path).keys() & {*original.steps}
     start = replace(
         start_of(again, run, original.checkpoint, inputs(again, identities([again], run))),
         repetition=Repetition(last_step=original.steps[-1], saved=saved),

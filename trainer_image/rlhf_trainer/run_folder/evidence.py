@@ -21,7 +21,7 @@ LABELS: Final = "rlhf.json"
 MAX_ENTRIES = 100
 """Most attempts, and most things made, that run.json keeps: the newest."""
 ATTEMPT = ("attempt", "began", "after")
-"""Facts of an attempt besides its environment; `after` is the step from which it went on, 0: the start."""
+"""Facts of an attempt besides its environment; `after` is the step that it continued from, 0: the start."""
 Kind = Literal["model", "data", "code", "checkpoint"]
 
 
@@ -50,7 +50,7 @@ class Document(TypedDict):
     made: list[Entry]
 
 
-NOTHING: Final = Document(attempts=[], read=[], made=[])
+EMPTY: Final = Document(attempts=[], read=[], made=[])
 _DOCUMENT = TypeAdapter(Document)
 
 

@@ -29,7 +29,7 @@ def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[
     counts = dict.fromkeys(("metrics", "fields of responses", WEIGHTS), 0)
     metrics, ranks = ([by_step(folder / name) for folder in (before, after)] for name in (METRICS, RANKS))
     rows_of = _responses if all((folder / ROLLOUTS).is_file() for folder in (before, after)) else lambda *_: {}
-    saved = [weights_of(folder) for folder in (before, after)]
+    saved = [weight_checksums(folder) for folder in (before, after)]
     for step in steps:
         pairs = {
             "fields of responses": [rows_of(folder / ROLLOUTS, step) for folder in (before, after)],
@@ -52,7 +52,7 @@ def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[
     return "", counts
 
 
-def weights_of(folder: Path) -> dict[int, dict[str, str]]:
+def weight_checksums(folder: Path) -> dict[int, dict[str, str]]:
     """Return the checksums of the checkpoints in a job's run.json: step -> {`weights of model/rank`: CRC-32}."""
     made = parsed((folder / RUN).read_bytes())["made"]
     found = {each.get("step", 0): each.get("files", {}) for each in made if each["name"] == CHECKPOINT}
