@@ -58,14 +58,14 @@ def figures(status: Status, now: datetime) -> dict[str, str]:
     pace, hours = progress.pace if progress else None, slot_hours(status, now)
     whole = between(status.start_time, status.completion_time or timestamp(now))
     kind = "GPU" if mapping and mapping.gpus else "slot"
-    of_all = f", since attempt {attempts[0].attempt}" if attempts and attempts[0].attempt > 1 else ""
+    since = f", since attempt {attempts[0].attempt}" if attempts and attempts[0].attempt > 1 else ""
     price = mapping.price_per_hour / mapping.slots if mapping and mapping.price_per_hour is not None else None
     return {
         "status": status.phase,
         "steps": f"{progress.step} of {progress.total_steps}" if progress else "",
         "median step": duration(pace.step_seconds) if pace else "",
         "in all": "" if whole is None else duration(whole),
-        "slots": f"{number(hours)} {kind} hours{of_all}" if attempts else "",
+        "slots": f"{number(hours)} {kind} hours{since}" if attempts else "",
         "cost": "" if price is None else number(hours * price),
     }
 

@@ -43,7 +43,7 @@ def tree(jobs: Sequence[ObservedJob], wanted: str) -> Tree:
 def _add_inputs(branch: Tree, job: ObservedJob, by_name: Mapping[str, ObservedJob], above: set[str]) -> None:
     """Add the inputs of a job, and below each the job that made it; above: names of the jobs above in the tree."""
     if not job.status.inputs:
-        branch.add(Text("nothing yet: no attempt has begun to train, or one of an earlier release"))
+        branch.add(Text("unknown: no attempt has begun to train, or it was one of an earlier release"))
     for each in job.status.inputs:
         maker = by_name.get(each.job or "")
         below = branch.add(Text(f"{each.name}: {each.uri}{_content(each.digest, each.revision)}{_note(each, maker)}"))

@@ -260,7 +260,7 @@ def test_what_differs_is_said_first_and_is_no_success(
     done = command(run, *make(first, run, monkeypatch))
     assert any(line.startswith(sentence) for line in done.stdout.splitlines()), done.output
     assert done.exit_code == 2
-    assert done.stderr.startswith("error: sft: of inputs that differ (")
+    assert done.stderr.startswith("error: sft: inputs differ (")
 
 
 @pytest.mark.usefixtures("perfect")

@@ -97,10 +97,10 @@ def reproduce(
     with reading(run):
         found, counts = compare(original.folder.path, target / name, original.steps)
     amounts = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-    alone = "" if counts[WEIGHTS] else "; weights are not compared, as the run has no checkpoint of these steps"
-    sentence = found or f"steps {first} to {last} are equal: {amounts}{alone}"
+    unchecked = "" if counts[WEIGHTS] else "; weights are not compared, as the run has no checkpoint of these steps"
+    sentence = found or f"steps {first} to {last} are equal: {amounts}{unchecked}"
     if differing:
-        raise ConfigError(f"{name}: of inputs that differ ({len(differing)}): {sentence}")
+        raise ConfigError(f"{name}: inputs differ ({len(differing)}): {sentence}")
     if found:
         raise NumericsError(f"{name}: {sentence}")
     say(f"{name}: {sentence}")
@@ -140,8 +140,7 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
     if name not in folders:
         raise SpecError([Problem("--job", f"no job {name} has begun in {run}; there are {', '.join(folders)}")])
     folder = folders[name]
-    file = folder.path / RUN
-    if not file.is_file():
+    if not (file := folder.path / RUN).is_file():
         raise SpecError([Problem(str(file), "is not there: the job began with an earlier version")])
     with reading(file):
         document = parsed(file.read_bytes())
