@@ -14,7 +14,7 @@ from rlhf_api.status import Status
 from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.times import timestamp
-from rlhf_planning.comparison import Row, contents, differences, measures, row_of
+from rlhf_planning.comparison import Row, contents, differences, measures
 from rlhf_planning.numbers import between, duration, number
 
 SECTIONS: Final = ("", "last values", "settings that differ")
@@ -23,8 +23,8 @@ SECTIONS: Final = ("", "last values", "settings that differ")
 def sections(jobs: Sequence[ObservedJob], now: datetime) -> list[list[Row]]:
     """Return the rows of each of SECTIONS; of the metrics those that differ."""
     count, statuses = len(jobs), [job.status for job in jobs]
-    told = [figures(status, now) for status in statuses]
-    rows = [row_of(name, {place: each[name] for place, each in enumerate(told)}, count) for name in told[0]]
+    columns = [figures(status, now) for status in statuses]
+    rows = [Row(name, [column[name] for column in columns]) for name in columns[0]]
     values = measures({place: _metrics(each) for place, each in enumerate(statuses)}, count)
     settings = differences({place: _settings(job) for place, job in enumerate(jobs)}, count)
     return [rows, [row for row in values if len(set(row.values)) > 1], settings]
@@ -58,14 +58,14 @@ def figures(status: Status, now: datetime) -> dict[str, str]:
     pace, hours = progress.pace if progress else None, slot_hours(status, now)
     whole = between(status.start_time, status.completion_time or timestamp(now))
     kind = "GPU" if mapping and mapping.gpus else "slot"
-    of_all = f", since attempt {attempts[0].attempt}" if attempts and attempts[0].attempt > 1 else ""
+    since = f", since attempt {attempts[0].attempt}" if attempts and attempts[0].attempt > 1 else ""
     price = mapping.price_per_hour / mapping.slots if mapping and mapping.price_per_hour is not None else None
     return {
         "status": status.phase,
         "steps": f"{progress.step} of {progress.total_steps}" if progress else "",
         "median step": duration(pace.step_seconds) if pace else "",
         "in all": "" if whole is None else duration(whole),
-        "slots": f"{number(hours)} {kind} hours{of_all}" if attempts else "",
+        "slots": f"{number(hours)} {kind} hours{since}" if attempts else "",
         "cost": "" if price is None else number(hours * price),
     }
 

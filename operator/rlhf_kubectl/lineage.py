@@ -49,7 +49,7 @@ def _add_inputs(branch: Tree, job: ObservedJob, by_name: Mapping[str, ObservedJo
     Each maker is shown once: actor and reference of one maker would double the tree with each round of a chain.
     """
     if not job.status.inputs:
-        branch.add(Text("nothing yet: no attempt has begun to train, or one of an earlier release"))
+        branch.add(Text("unknown: no attempt has begun to train, or it was one of an earlier release"))
     for each in job.status.inputs:
         maker = by_name.get(each.job or "")
         below = branch.add(Text(f"{each.name}: {each.uri}{_content(each.digest, each.revision)}{_note(each, maker)}"))

@@ -24,12 +24,12 @@ DIGITS = 4
 """Digits of a call in a rank's fingerprint."""
 EPISODE, MODEL_CALL, ENVIRONMENT, TOOL = "episode", "model", "environment", "tool"
 """Phases of episodes: a whole one; an answer of the model; a call of the environment; and a call of a tool."""
-OF_EPISODES = (EPISODE, MODEL_CALL, ENVIRONMENT, TOOL)
+EPISODE_PHASES = (EPISODE, MODEL_CALL, ENVIRONMENT, TOOL)
 """Phases whose spans overlap on a rank; they lie within the rank's generation, which alone is counted as its work."""
 
 MAX_WARNING, MAX_NAME = 2000, 100
 """Most characters of a warning, and of a span's name."""
-_INSIDE: ContextVar[int] = ContextVar("_INSIDE", default=0)
+_OPEN_SPAN: ContextVar[int] = ContextVar("_OPEN_SPAN", default=0)
 """Id of the innermost open span of this thread; 0: none."""
 
 
@@ -140,11 +140,11 @@ class Recorder:
     def span(self, phase: str, name: str = "", *, since: float | None = None) -> Iterator[None]:
         """Time the block; `since`: an earlier start, if the activity began elsewhere (by that machine's clock)."""
         opened = self.begin(phase, name, start=min(time.time(), since or math.inf))
-        token = _INSIDE.set(opened.id)
+        token = _OPEN_SPAN.set(opened.id)
         try:
             yield
         finally:
-            _INSIDE.reset(token)
+            _OPEN_SPAN.reset(token)
             self.end(opened)
             if phase not in (TRANSFER, CONTROLLER):
                 used, limit = memory_in_use()
@@ -157,7 +157,7 @@ class Recorder:
         Unlike `span`, spans of one thread may overlap, such as those of episodes.
         """
         words = (name or phase).encode(errors="backslashreplace").decode()[:MAX_NAME]  # the model may have written it
-        began, parent = time.time() if start is None else start, within.id if within else _INSIDE.get()
+        began, parent = time.time() if start is None else start, within.id if within else _OPEN_SPAN.get()
         return Span(phase, words, self.rank, began, began, self.pool, parent)
 
     def end(self, begun: Span, end: float | None = None) -> Span:
@@ -215,7 +215,7 @@ def fingerprints(reports: Iterable[Report], repeats: Callable[[str], bool]) -> d
     for report in reports:
         parts = (report.means, report.deviations, report.sums)  # of its own rows: maxima hold for all ranks
         values = {name: value for part in parts for name, value in part.items() if repeats(name)}
-        span = next((each for each in report.spans if each.phase not in (CONTROLLER, *OF_EPISODES)), None)
+        span = next((each for each in report.spans if each.phase not in (CONTROLLER, *EPISODE_PHASES)), None)
         if values and span:
             call, rank = span.name.partition(":")[0], sums.setdefault(span.pool, {}).setdefault(span.rank, {})
             rank[call] = crc32(json.dumps(values, sort_keys=True).encode(), rank.get(call, 0))

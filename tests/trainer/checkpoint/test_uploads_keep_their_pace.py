@@ -12,7 +12,7 @@ from rlhf_trainer.checkpoint import Checkpoint, UploadFolder
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.resume import Start, from_the_start
 from rlhf_trainer.run.stopping import StopSignals
-from rlhf_trainer.run_folder.evidence import NOTHING
+from rlhf_trainer.run_folder.evidence import EMPTY
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.storage import open_storage
 from rlhf_trainer.training.link_probe import Speeds, slowest_network
@@ -71,7 +71,7 @@ def test_only_links_between_machines_count(where: str, speed: float) -> None:
 
 
 def start_at(checkpoint: Checkpoint | None) -> Start:
-    return Start(checkpoint=checkpoint, inputs={}, evidence=NOTHING, hashing=lambda _: nullcontext(lambda _: None))
+    return Start(checkpoint=checkpoint, inputs={}, evidence=EMPTY, hashing=lambda _: nullcontext(lambda _: None))
 
 
 class Uploading:

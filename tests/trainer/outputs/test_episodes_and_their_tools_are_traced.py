@@ -23,7 +23,7 @@ from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
 from rlhf_trainer.run.job_run import report_of
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import JobFolder
-from rlhf_trainer.telemetry import OF_EPISODES, StepReport, recorder
+from rlhf_trainer.telemetry import EPISODE_PHASES, StepReport, recorder
 from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.agents.stage import TEMPLATE
@@ -171,7 +171,7 @@ def test_a_step_of_very_many_episodes_keeps_the_file_small(
     assert len([each for each in events if each["ph"] == "b"]) == 4
     (step,) = (each for each in events if each["name"] == "step 1")
     assert step["args"] == {"step": 1, "left_out": EPISODES * 8 - 4}
-    assert len([each for each in collector.spans if each.attributes["rlhf.phase"] in OF_EPISODES]) == EPISODES * 8
+    assert len([each for each in collector.spans if each.attributes["rlhf.phase"] in EPISODE_PHASES]) == EPISODES * 8
 
 
 @pytest.mark.parametrize(

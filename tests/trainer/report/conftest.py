@@ -15,7 +15,7 @@ from rlhf_api.job import Job
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.report import plots
-from rlhf_trainer.run_folder.evidence import NOTHING, RUN, as_text, begun
+from rlhf_trainer.run_folder.evidence import RUN, Document, as_text
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
 
 ROOT = Path(__file__).parents[3]
@@ -143,7 +143,7 @@ def finish(output: Path, folder: JobFolder, **measured: float) -> None:
 def write_attempt(job_folder: Path, **environment: object) -> None:
     """Write a run.json with one attempt."""
     attempt = {"began": "2026-01-01T00:00:00Z", "after": 0, **environment}
-    (job_folder / RUN).write_text(as_text(begun(NOTHING, attempt, [])))
+    (job_folder / RUN).write_text(as_text(Document(attempts=[attempt], read=[], made=[])))
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_runs_are_compared_if_two_are_chosen(root: Path) -> None:
     )
     assert Page(both.text).row("reward_after")[1:3] == ["1.5", "2.5"]
     assert (one.status, gone.status) == (400, 404)
-    assert "choose 2 to 10 runs to compare, not 1" in one.text
+    assert "choose 2 to 10 runs, not 1" in one.text
 
 
 def test_a_page_is_sent_again_when_a_file_has_changed(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def _layout(first: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[st
 DIFFERENT: dict[str, tuple[Callable[..., tuple[str, ...]], str]] = {
     "a row": (_row, "sft: differs: spec.data.train: rows.jsonl is not what it was"),
     "a seed": (_seed, "sft: differs: spec.training.seed is 7, was 0"),
-    "a version": (_version, "sft: differs: torch is "),
+    "a version": (_version, "sft: differs: packages.torch is "),
     "a layout": (_layout, "sft: differs: the layout is 1 x cpu-slot: actor 1-1-1, was 2 x cpu-slot: actor 1-1-2"),
 }
 
@@ -276,7 +276,7 @@ def test_what_differs_is_said_first_and_is_no_success(
     done = command(run, *make(first, run, monkeypatch))
     assert any(line.startswith(sentence) for line in done.stdout.splitlines()), done.output
     assert done.exit_code == 2
-    assert done.stderr.startswith("error: sft: of inputs that differ (")
+    assert done.stderr.startswith("error: sft: inputs differ (")
 
 
 @pytest.mark.usefixtures("perfect")

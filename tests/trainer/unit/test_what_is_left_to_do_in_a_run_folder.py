@@ -21,7 +21,7 @@ from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished
 from rlhf_trainer.run.stopping import StopSignals
-from rlhf_trainer.run_folder.evidence import NOTHING
+from rlhf_trainer.run_folder.evidence import EMPTY
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary, load_with_finished
 from rlhf_trainer.workers.data import DataShape
 
@@ -82,7 +82,7 @@ def test_a_job_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
 
 
 def start_at(checkpoint: Checkpoint | None) -> Start:
-    return Start(checkpoint=checkpoint, inputs={}, evidence=NOTHING, hashing=lambda _: nullcontext(lambda _: None))
+    return Start(checkpoint=checkpoint, inputs={}, evidence=EMPTY, hashing=lambda _: nullcontext(lambda _: None))
 
 
 class Damaged:

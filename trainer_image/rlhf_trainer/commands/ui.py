@@ -30,8 +30,8 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Version = tuple[tuple[str, *runs.Changed], ...]
-"""Path and `runs.changed` of each file that a page shows."""
+Version = tuple[tuple[str, *runs.FileVersion], ...]
+"""Path and `runs.FileVersion` of each file that a page may show."""
 
 
 def serve_runs(folder: Path, port: int) -> None:
@@ -100,9 +100,7 @@ class Pages:
         """Answer with a comparison of the chosen runs."""
         names = list(dict.fromkeys(request.query.getall("run", [])))
         if not 2 <= len(names) <= compare.MAX_RUNS:
-            how = (
-                f"choose 2 to {compare.MAX_RUNS} runs to compare, not {len(names)}: go back, and mark them at the left"
-            )
+            how = f"choose 2 to {compare.MAX_RUNS} runs, not {len(names)}: go back, and mark them at the left"
             raise web.HTTPBadRequest(text=how)
         return await self._page(request, "compare", names)
 
@@ -129,14 +127,14 @@ def _rendered(kind: str, rows: Sequence[tuple[str, Path]], _version: Version) ->
 
 
 def version(folders: Sequence[Path]) -> Version:
-    """Return what changes with each file of run folders and their jobs; hidden files show nothing.
+    """Return the version of all files of run folders and their jobs that a page may show; hidden ones are left out.
 
     Raises EnvironmentProblem for a file that is a link, which might lead out of the folder.
     """
     found = sorted(file for folder in folders for pattern in ("[!.]*", "*/[!.]*") for file in folder.glob(pattern))
     if links := [file for file in found if file.is_symlink() and not file.is_dir()]:
         raise EnvironmentProblem(f"{links[0]}: is a link, which is not followed")
-    return tuple((str(file), *runs.changed(file)) for file in found if file.is_file())
+    return tuple((str(file), *runs.file_version(file)) for file in found if file.is_file())
 
 
 def _answer(request: web.Request, html: str) -> web.Response:

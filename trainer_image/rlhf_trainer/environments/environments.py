@@ -38,7 +38,7 @@ TAKEN = {"begun": True}
 TAKEN_BY_SANDBOX = object()
 """Marks the news that a sandbox has taken the request; it is no answer."""
 TOOL_TIMES, MAX_TIMES = "tool_times", 100
-"""Key of a message that has the times of tools, and attribute of `Tools` with them; most of an answer that are read."""
+"""Name of the message's key, and of the attribute of `Tools`, with the calls of tools; most calls read per answer."""
 ToolTime = tuple[str, float, float]
 """Name of a tool, and seconds from the start of the step to the call's start and end."""
 OpenSandbox = Callable[[int], tuple[socket.socket, Callable[[], None]]]
@@ -249,7 +249,7 @@ def answer_in(message: Any, method: str) -> Any:
 
 
 def tool_times_in(message: Any) -> list[ToolTime]:
-    """Return the calls of tools that a message tells; what has another form is left out, as the model may write it."""
+    """Return the calls of tools in a message, without malformed ones: code that a model wrote may have sent it."""
     told = message.get(TOOL_TIMES) if isinstance(message, dict) else None
     given = told[:MAX_TIMES] if isinstance(told, list) else []
     three = [(each[0], each[1], each[2]) for each in given if isinstance(each, list) and len(each) == 3]

@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
 from rlhf_trainer.run_folder.attempt import replace
-from rlhf_trainer.telemetry import CONTROLLER, EPISODE, OF_EPISODES, Span, StepReport
+from rlhf_trainer.telemetry import CONTROLLER, EPISODE, EPISODE_PHASES, Span, StepReport
 
 FIRST_STEPS, LATEST_STEPS = 5, 20
 """Numbers of steps in trace.json: the first ones of the attempt, and with `--trace` also the latest ones."""
@@ -51,19 +51,18 @@ class Trace:
         Episodes overlap on their rank, so each is an asynchronous event; its requests and tools share its id.
         """
         step: dict[str, Any] = {"step": int(report.record["step"])}
-        inner = sorted(
-            (span for span in report.spans if span.phase in OF_EPISODES), key=lambda span: (span.start, -span.end)
-        )
+        inner = [span for span in report.spans if span.phase in EPISODE_PHASES]
+        inner.sort(key=lambda span: (span.start, -span.end))
         left_out = {"left_out": len(inner) - MAX_OF_EPISODES} if len(inner) > MAX_OF_EPISODES else {}
         for place, span in enumerate(report.spans):
-            if span.phase not in OF_EPISODES:
-                duration, told = _microseconds(span.end - span.start), step if place else step | left_out
-                yield {**self._event("X", span, span.start - origin), "cat": span.phase, "dur": duration, "args": told}
+            if span.phase not in EPISODE_PHASES:
+                duration, args = _microseconds(span.end - span.start), step if place else step | left_out
+                yield {**self._event("X", span, span.start - origin), "cat": span.phase, "dur": duration, "args": args}
         episodes = dict[int, int]()
         for span in inner[:MAX_OF_EPISODES]:
             episodes[span.id] = episodes.get(span.parent, span.id)
-            told = step | {"phase": span.phase}
-            yield {**self._event("b", span, span.start - origin), "id": f"{episodes[span.id]:x}", "args": told}
+            args = step | {"phase": span.phase}
+            yield {**self._event("b", span, span.start - origin), "id": f"{episodes[span.id]:x}", "args": args}
         for span in reversed(inner[:MAX_OF_EPISODES]):
             yield {**self._event("e", span, span.end - origin), "id": f"{episodes[span.id]:x}"}
 

@@ -17,7 +17,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Status
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import from_json
-from rlhf_trainer.run_folder.evidence import ATTEMPT, NOTHING, RUN, parsed
+from rlhf_trainer.run_folder.evidence import ATTEMPT, EMPTY, RUN, parsed
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS, parse_row
 from rlhf_trainer.why.seen import Seen
 
@@ -149,7 +149,7 @@ def read_run(folder: Path) -> Run:
     notes: list[str] = []
     summary: dict[str, Any] = _read(folder / "summary.json", _object, {}, notes)
     summaries = {name: measured for name, measured in summary.items() if isinstance(measured, dict)}
-    ran_on = [attempt for path in paths for attempt in _read(path / RUN, parsed, NOTHING, notes)["attempts"][-1:]]
+    ran_on = [attempt for path in paths for attempt in _read(path / RUN, parsed, EMPTY, notes)["attempts"][-1:]]
     jobs = [_job(path, summaries.get(path.name, {}), notes) for path in paths]
     last = max(ran_on, key=lambda attempt: str(attempt.get("began")), default={})
     environment = {name: value for name, value in last.items() if name not in ATTEMPT}

@@ -20,10 +20,10 @@ from rlhf_trainer.run_folder.folder import JOB_FILE, SUMMARY
 
 MAX_FILES, MAX_ROWS = 1 << 15, 300
 """Most small files whose content is kept until they change; most rows of a page beside the chosen ones."""
-Named = tuple[str, float]
+Measure = tuple[str, float]
 """Name of a measure, and its value."""
-Changed = tuple[int, int]
-"""(time of the last change in ns, bytes) of a file."""
+FileVersion = tuple[int, int]
+"""(time of the last change in ns, size in bytes): another tuple means other content."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class RunRow:
     phase: str = ""
     job: str = ""
     progress: Progress | None = None
-    measure: Named | None = None
+    measure: Measure | None = None
     """The job's mean reward, or else its first loss, in the latest step."""
-    held_out: Named | None = None
+    held_out: Measure | None = None
     """The job's first measure on held-out data after training."""
     started: str = ""
     seconds: float | None = None
@@ -123,7 +123,7 @@ def in_order(rows: Sequence[RunRow], order: str) -> list[RunRow]:
 
 def _row(name: str, path: Path, folders: Sequence[Path]) -> RunRow:
     """Return the row of a run folder by its job folders."""
-    written = {folder: changed(folder / STATUS) for folder in folders}
+    written = {folder: file_version(folder / STATUS) for folder in folders}
     statuses = {folder: _status(folder, moment) for folder, moment in written.items()}
     has_page = any((folder / JOB_FILE).is_file() for folder in folders)
     notes = [f"{folder.name}/{STATUS} cannot be read" for folder, status in statuses.items() if not status]
@@ -144,15 +144,15 @@ def _row(name: str, path: Path, folders: Sequence[Path]) -> RunRow:
         job=folder.name,
         progress=status.progress,
         measure=leading(status.metrics),
-        held_out=_held_out(path, folder.name, changed(path / SUMMARY)),
+        held_out=_held_out(path, folder.name, file_version(path / SUMMARY)),
         started=min((each.start_time for each in known if each.start_time), default=""),
         seconds=sum(took) if took else None,
         has_page=has_page,
     )
 
 
-def changed(file: Path) -> Changed:
-    """Return when a file was last changed, and its size; zeros if it is missing."""
+def file_version(file: Path) -> FileVersion:
+    """Return the version of a file; zeros if it is missing."""
     try:
         found = file.stat()
     except OSError:
@@ -161,15 +161,15 @@ def changed(file: Path) -> Changed:
 
 
 @lru_cache(maxsize=MAX_FILES)
-def _status(folder: Path, _changed: Changed) -> Status | None:
+def _status(folder: Path, _version: FileVersion) -> Status | None:
     return readable_status(folder)
 
 
 @lru_cache(maxsize=MAX_FILES)
-def _held_out(run: Path, job: str, _changed: Changed) -> Named | None:
+def _held_out(run: Path, job: str, _version: FileVersion) -> Measure | None:
     summary = read_object(run / SUMMARY).get(job)
     items = summary.items() if isinstance(summary, dict) else ()
-    numbers = {name: value for name, value in items if isinstance(value, int | float) and name not in NO_METRICS}
-    values = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+    numbers = [(name, float(value)) for name, value in items if isinstance(value, int | float)]
+    values = {name: value for name, value in numbers if math.isfinite(value) and name not in NO_METRICS}
     name = next((each for each in values if each.endswith("_after")), next(iter(values), None))
     return (name.removesuffix("_after"), values[name]) if name else None

@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread, get_native_id
 
-from rlhf_api.chain import SCHEME
+from rlhf_api.chain import SCHEME, read_inputs
 from rlhf_api.checks.resume import leaves
 from rlhf_api.contract import ENTRYPOINT
 from rlhf_api.files import document_of
@@ -25,7 +25,6 @@ from rlhf_trainer.data.lines import files_of
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.hub import HUB, cached_folder
-from rlhf_trainer.run.preconditions import addresses
 from rlhf_trainer.run_folder.evidence import LABELS, RUN, Entry, Kind, with_files
 from rlhf_trainer.run_folder.folder import JobFolder, writing
 
@@ -43,19 +42,17 @@ Source = tuple[Entry, dict[str, Path]]
 
 def sources_of(job: Job, output: Path) -> Iterator[Source]:
     """Yield what a job reads; output: the run folder with the jobs that it may name."""
-    models = job.models().items()
-    revisions = {f"models.{job.spec.models.source_field(role)}.uri": model.revision for role, model in models}
-    for path, uri in dict(addresses(job)).items():
-        if "://" not in uri or path == "checkpoint.storage":
-            continue
-        is_data = path.startswith(("data.", "evaluation."))
-        kind: Kind = "code" if path == "data.chatTemplate" else "data" if is_data else "model"
-        entry = Entry(name=f"spec.{path.removesuffix('.uri')}", kind=kind, uri=uri)
+    inputs = [(each.name, each.uri, each.revision) for each in read_inputs(job)]
+    template = job.spec.data.chat_template
+    for field, uri, revision in (*inputs, *[("data.chatTemplate", template, None)] * ("://" in template)):
+        is_data = field.startswith(("data.", "evaluation."))
+        kind: Kind = "code" if field == "data.chatTemplate" else "data" if is_data else "model"
+        entry = Entry(name=f"spec.{field}", kind=kind, uri=uri)
         place: Path | None = None
         if uri.startswith(SCHEME):
             place = output / uri.removeprefix(SCHEME) / kind
         elif uri.startswith(HUB):
-            place = cached_folder(uri, "dataset" if is_data else "model", revisions.get(path))
+            place = cached_folder(uri, "dataset" if is_data else "model", revision)
             if place:
                 entry["revision"] = place.name
         else:
@@ -102,21 +99,14 @@ def _module_files(module: str) -> tuple[Path, list[Path]]:
     return Path(), []
 
 
-def own_entries(job: Job, output: Path) -> list[Entry]:
-    """Return what the user may edit between two attempts; not outputs of jobs, nor what the hub has.
-
-    Files have hashes as `is_text` says, and an empty text for the rest, so that nothing takes them for new files.
-    """
-    return [
-        with_files(entry, {name: hash_file(file) if is_text(entry, name) else "" for name, file in files.items()})
-        for entry, files in sources_of(job, output)
-        if entry["kind"] != "data" and not entry["uri"].startswith((SCHEME, HUB))
-    ]
-
-
-def is_text(entry: Entry, file: str) -> bool:
-    """Whether `own_entries` hashes a file of an entry: all of code, and the `TEXT_FILES` of a model."""
-    return entry["kind"] == "code" or Path(file).suffix in TEXT_FILES
+def editable_inputs(job: Job, output: Path) -> list[Entry]:
+    """Return what the user may edit between two attempts, with hashes of code and TEXT_FILES; other files have none."""
+    found = []
+    for entry, files in sources_of(job, output):
+        if entry["kind"] != "data" and not entry["uri"].startswith((SCHEME, HUB)):
+            texts = {name for name, file in files.items() if entry["kind"] == "code" or file.suffix in TEXT_FILES}
+            found.append(with_files(entry, {name: hash_file(files[name]) if name in texts else "" for name in files}))
+    return found
 
 
 def hashed(source: Source, is_over: Callable[[], bool] = lambda: False) -> Entry:

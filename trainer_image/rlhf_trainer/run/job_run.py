@@ -22,7 +22,7 @@ from rlhf_trainer.run.step_models import Handle, Rows
 from rlhf_trainer.run_folder.step_metrics import repeats
 from rlhf_trainer.telemetry import (
     CONTROLLER,
-    OF_EPISODES,
+    EPISODE_PHASES,
     Report,
     Span,
     StepReport,
@@ -288,7 +288,7 @@ def report_of(number: int, began: float, reports: Sequence[Report]) -> StepRepor
     """
     seconds = time.time() - began
     spans = [span for report in reports for span in report.spans]
-    work = [span for span in spans if span.phase not in OF_EPISODES]
+    work = [span for span in spans if span.phase not in EPISODE_PHASES]
     record = {"step": number, **merge(reports), **phase_seconds(work, seconds), **slot_seconds(work, seconds)}
     record |= utilization(record, work, seconds) | idle_shares(record, work) | effective_share(record)
     explained_variance(record)

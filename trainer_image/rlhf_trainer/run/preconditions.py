@@ -29,7 +29,7 @@ def require_packages() -> None:
 
 def require_no_cluster(jobs: Sequence[Job]) -> None:
     """Raise SpecError for addresses on a cluster's volumes (`pvc://`) and for suspended jobs: no operator runs here."""
-    claims = {f"{job.name}: spec.{path}": uri for job in jobs for path, uri in addresses(job) if uri.startswith(CLAIM)}
+    claims = {f"{job.name}: spec.{path}": uri for job in jobs for path, uri in _addresses(job) if uri.startswith(CLAIM)}
     sentence = "is on a volume of a cluster, and no operator runs this job"
     problems = [Problem(path, f"{uri} {sentence}") for path, uri in claims.items()]
     suspended = [f"{job.name}: spec.suspend" for job in jobs if job.spec.suspend]
@@ -38,7 +38,7 @@ def require_no_cluster(jobs: Sequence[Job]) -> None:
         raise SpecError(problems)
 
 
-def addresses(job: Job) -> Iterator[tuple[str, str]]:
+def _addresses(job: Job) -> Iterator[tuple[str, str]]:
     """Yield (path of the field, URI) of everything that a job reads or writes; a model of two roles comes twice."""
     spec = job.spec
     for role, model in job.models().items():
@@ -53,8 +53,6 @@ def addresses(job: Job) -> Iterator[tuple[str, str]]:
     if spec.evaluation:
         measured = spec.evaluation.data.sources("evaluation.data")
         yield from ((f"{field}.uri", source.address) for field, source in measured.items())
-    if "://" in spec.data.chat_template:
-        yield "data.chatTemplate", spec.data.chat_template
     if spec.checkpoint.storage:
         yield "checkpoint.storage", spec.checkpoint.storage
 

@@ -1,19 +1,19 @@
 """`rlhf reproduce`: makes some steps of a job again in a new run folder, and compares them with the first time."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf_api.chain import inputs_of
-from rlhf_api.checks.resume import leaves
 from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.own_code import add_search_path
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.mapping import as_json
+from rlhf_planning.comparison import differences
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import ConfigError, DataError, NumericsError
@@ -28,15 +28,7 @@ from rlhf_trainer.run.resume import Repetition, identities, inputs, start_of
 from rlhf_trainer.run.stopping import Stopped
 from rlhf_trainer.run_folder.attempt import read_object
 from rlhf_trainer.run_folder.commands import job_folders
-from rlhf_trainer.run_folder.evidence import (
-    RUN,
-    Document,
-    Entry,
-    attempt_of,
-    changed_environment,
-    changed_files,
-    parsed,
-)
+from rlhf_trainer.run_folder.evidence import ATTEMPT, RUN, Document, attempt_of, changed_files, parsed
 from rlhf_trainer.run_folder.folder import (
     JOB_FILE,
     MAPPING,
@@ -48,11 +40,13 @@ from rlhf_trainer.run_folder.folder import (
     reading,
     writing,
 )
-from rlhf_trainer.run_folder.repeated import WEIGHTS, by_step, compare, weights_of
+from rlhf_trainer.run_folder.repeated import WEIGHTS, by_step, compare, weight_checksums
 
 OWN_SETTINGS = ("outputs={}", "watch.changedCode='Off'", "rollout.weightStore=null", "checkpoint={keepLast: 1}")
 """Settings of a repetition: it tells no tracker, and writes into its own folder alone."""
 NO_INPUTS = ("metadata.", "spec.outputs", "spec.watch", "spec.rollout.weightStore", "spec.checkpoint")
+NO_FACTS = (*ATTEMPT, "memory_gib")
+"""Fields of the manifest, and facts of an attempt in run.json, that change no number."""
 
 
 class Original(NamedTuple):
@@ -105,10 +99,10 @@ def reproduce(
     with reading(run):
         found, counts = compare(original.folder.path, target / name, original.steps)
     amounts = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-    alone = "" if counts[WEIGHTS] else "; weights are not compared, as the run has no checkpoint of these steps"
-    sentence = found or f"steps {first} to {last} are equal: {amounts}{alone}"
+    unchecked = "" if counts[WEIGHTS] else "; weights are not compared, as the run has no checkpoint of these steps"
+    sentence = found or f"steps {first} to {last} are equal: {amounts}{unchecked}"
     if differing:
-        raise ConfigError(f"{name}: of inputs that differ ({len(differing)}): {sentence}")
+        raise ConfigError(f"{name}: inputs differ ({len(differing)}): {sentence}")
     if found:
         raise NumericsError(f"{name}: {sentence}")
     say(f"{name}: {sentence}")
@@ -121,7 +115,7 @@ def _make_again(original: Original, again: Job, target: Path, overrides: Sequenc
         target.mkdir(parents=True)
         for name in inputs_of(again):
             (target / name).symlink_to((run / name).resolve())
-    saved = weights_of(original.folder.path).keys() & {*original.steps}
+    saved = weight_checksums(original.folder.path).keys() & {*original.steps}
     start = replace(
         start_of(again, run, original.checkpoint, inputs(again, identities([again], run))),
         repetition=Repetition(last_step=original.steps[-1], saved=saved),
@@ -148,8 +142,7 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
     if name not in folders:
         raise SpecError([Problem("--job", f"no job {name} has begun in {run}; there are {', '.join(folders)}")])
     folder = folders[name]
-    file, manifest = folder.path / RUN, folder.path / JOB_FILE
-    if not file.is_file():
+    if not (file := folder.path / RUN).is_file():
         raise SpecError([Problem(str(file), "is not there: the job began with an earlier version")])
     with reading(file):
         document = parsed(file.read_bytes())
@@ -163,10 +156,10 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
         steps = [step for step in sorted(by_step(folder.path / METRICS)) if begin < step <= begin + count]
     if not steps:
         raise SpecError([Problem(str(folder.path), f"no step{f' after {begin}' * bool(begin)} has ended")])
-    first = read_job(manifest)
+    first, manifest = read_job(folder.path / JOB_FILE), (folder.path / JOB_FILE).read_text()
     if gone := sorted(inputs_of(first) - finished_jobs(run).keys()):
         raise DataError(f"{name}: reads the output of {', '.join(gone)}, which is not in {run} any more")
-    return Original(folder, first, manifest.read_text(), document, steps, whole.get(begin))
+    return Original(folder, first, manifest, document, steps, whole.get(begin))
 
 
 def _differing_inputs(original: Original, again: Job) -> Iterator[str]:
@@ -178,16 +171,21 @@ def _differing_inputs(original: Original, again: Job) -> Iterator[str]:
             gone = f"{entry['uri']} is not there any more; --set may name its new place"
             raise DataError(f"{again.name}: {entry['name']}: {gone}")
     entries = list(map(hashed, sources))
-    yield from _differing_fields(original, again, entries)
+    known = {entry["name"]: entry.get("sha256") for entry in original.document["read"]}
+    same = {each["name"] for each in entries if "sha256" in each and each["sha256"] == known.get(each["name"])}
+    fields = _changes(document_of(original.job), document_of(again))
+    for path, sentence in fields.items():  # a new place of the same files is no difference
+        if not path.startswith(NO_INPUTS) and path.removesuffix(".uri") not in same:
+            yield sentence
     yield from (f"{name} is not what it was" for name in changed_files(original.document["read"], entries))
     ran_on, unknown = attempt_of(original.document, original.steps[0]), "run.json does not say on what these steps ran"
-    yield from changed_environment(ran_on, environment()) if ran_on else [unknown]
+    facts = _changes(ran_on, environment()) if ran_on else {"": unknown}
+    yield from (sentence for name, sentence in facts.items() if name not in NO_FACTS)
     placed = read_object(original.folder.path / MAPPING)
     if placed and "RAY_ADDRESS" not in os.environ:
         now = mapping_line(as_json(place_job(again, (gpu_count(),), [again], run).mapping))
         with reading(original.folder.path / MAPPING):
-            before = mapping_line(placed)
-        yield from [f"the layout is {now}, was {before}"] * (now != before)
+            yield from _changes({"the layout": mapping_line(placed)}, {"the layout": now}).values()
 
 
 def _unhashed(original: Original, again: Job) -> list[str]:
@@ -196,12 +194,7 @@ def _unhashed(original: Original, again: Job) -> list[str]:
     return [entry["name"] for entry, _ in sources_of(again, original.folder.path.parent) if entry["name"] not in known]
 
 
-def _differing_fields(original: Original, again: Job, entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a sentence for each field of the manifest that differs; a new place of the same files is no difference."""
-    known = {entry["name"]: entry.get("sha256") for entry in original.document["read"]}
-    same = {each["name"] for each in entries if "sha256" in each and each["sha256"] == known.get(each["name"])}
-    before, after = (dict(leaves(document_of(job))) for job in (original.job, again))
-    for path in dict.fromkeys((*before, *after)):
-        is_input = not path.startswith(NO_INPUTS) and path.removesuffix(".uri") not in same
-        if is_input and before.get(path) != after.get(path):
-            yield f"{path} is {after.get(path)}, was {before.get(path)}"
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """Return a sentence for each field that differs between two documents, by the field's path."""
+    rows = differences({0: before, 1: after}, 2)
+    return {path: f"{path} is {now}, was {was}" for path, (was, now), _ in rows}

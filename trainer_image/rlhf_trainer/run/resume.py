@@ -16,9 +16,9 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.watch import react
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.inputs import hashing, is_text, own_entries, sources_of
+from rlhf_trainer.run.inputs import editable_inputs, hashing, sources_of
 from rlhf_trainer.run.machine import environment
-from rlhf_trainer.run_folder.evidence import NOTHING, RUN, Document, Entry, begun, changed_files, parsed
+from rlhf_trainer.run_folder.evidence import EMPTY, MAX_ENTRIES, RUN, Document, changed_files, parsed
 from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished_jobs, now, own_number, reading
 
 
@@ -116,33 +116,27 @@ def changed(job: Job, folder: JobFolder, newest: Checkpoint | None) -> tuple[lis
 
 def start_of(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mapping[str, str]) -> Start:
     """Return a start from a checkpoint; `made`: identities of the jobs whose outputs the job reads. SpecError."""
-    own, before = own_entries(job, output), _saved_run(checkpoint) if checkpoint else NOTHING
-    known = [
-        Entry(
-            **{**each, "files": {name: found for name, found in each.get("files", {}).items() if is_text(each, name)}}
-        )
-        for each in before["read"]
-    ]
+    own, before = editable_inputs(job, output), _saved_run(checkpoint) if checkpoint else EMPTY
     sentence = "is not what it was at the checkpoint; the next steps use what it is now"
-    changed = [f"{name} {sentence}" for name in changed_files(known, own)]
+    changed = [f"{name} {sentence}" for name in changed_files(before["read"], own)]
     warnings = react(job.spec.watch.changed_code, f"{job.name}: spec.watch.changedCode", changed)
-    attempt = {"attempt": own_number(), "began": now(), "after": checkpoint.step if checkpoint else 0}
-    evidence = begun(before, {**attempt, **environment()}, own)
+    after = checkpoint.step if checkpoint else 0
+    attempt = {"attempt": own_number(), "began": now(), "after": after, **environment()}
     return Start(
         checkpoint=checkpoint,
         inputs=made,
-        evidence=evidence,
+        evidence=Document(attempts=[*before["attempts"], attempt][-MAX_ENTRIES:], read=own, made=before["made"]),
         hashing=partial(hashing, partial(sources_of, job, output)),
         warnings=warnings,
     )
 
 
 def _saved_run(checkpoint: Checkpoint) -> Document:
-    """Return run.json of a checkpoint; of one of an earlier version, which has no such file, `NOTHING`."""
+    """Return run.json of a checkpoint; of one of an earlier version, which has no such file, `EMPTY`."""
     try:
         with reading(checkpoint.uri):
             return parsed(checkpoint.text(RUN))
     except EnvironmentProblem as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            return NOTHING
+            return EMPTY
         raise

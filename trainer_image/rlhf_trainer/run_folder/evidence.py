@@ -4,7 +4,7 @@ Manifest, seeds and slots are beside it in job.yaml, the layout in mapping.json.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -21,9 +21,7 @@ LABELS: Final = "rlhf.json"
 MAX_ENTRIES = 100
 """Most attempts, and most things made, that run.json keeps: the newest."""
 ATTEMPT = ("attempt", "began", "after")
-"""Facts of an attempt besides its environment; `after` is the step from which it went on, 0: the start."""
-NO_INPUTS = (*ATTEMPT, "packages", "memory_gib")
-"""Facts that change no number; `packages` are compared one by one."""
+"""Facts of an attempt besides its environment; `after` is the step that it continued from, 0: the start."""
 Kind = Literal["model", "data", "code", "checkpoint"]
 
 
@@ -52,7 +50,7 @@ class Document(TypedDict):
     made: list[Entry]
 
 
-NOTHING: Final = Document(attempts=[], read=[], made=[])
+EMPTY: Final = Document(attempts=[], read=[], made=[])
 _DOCUMENT = TypeAdapter(Document)
 
 
@@ -100,12 +98,6 @@ class RunFile:
             return document
 
 
-def begun(before: Document, attempt: Mapping[str, Any], read: Sequence[Entry]) -> Document:
-    """Return the document of an attempt that begins; before: that of the attempt whose steps it continues."""
-    attempts = [*before["attempts"], dict(attempt)][-MAX_ENTRIES:]
-    return Document(attempts=attempts, read=list(read), made=list(before["made"]))
-
-
 def attempt_of(document: Document, step: int) -> dict[str, Any]:
     """Return the attempt that made a step; empty if the document does not know it."""
     return next((each for each in reversed(document["attempts"]) if int(each.get("after", 0)) < step), {})
@@ -118,10 +110,3 @@ def changed_files(before: Iterable[Entry], after: Iterable[Entry]) -> list[str]:
     files = [(field, file) for field in both for file in sorted({*known[field], *found[field]})]
     pairs = {f"{field}: {file}": (known[field].get(file), found[field].get(file)) for field, file in files}
     return [name for name, (one, other) in pairs.items() if one != other and "" not in (one, other)]
-
-
-def changed_environment(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each package, and each fact of the machine, that differs between two attempts."""
-    one, other = ({**each, **each.get("packages", {})} for each in (before, after))
-    names = [name for name in dict.fromkeys((*one, *other)) if name not in NO_INPUTS]
-    return [f"{name} is {other.get(name)}, was {one.get(name)}" for name in names if one.get(name) != other.get(name)]

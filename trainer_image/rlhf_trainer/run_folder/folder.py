@@ -29,7 +29,7 @@ from rlhf_trainer.data.uri import folder_or_name
 from rlhf_trainer.errors import DataError, EnvironmentProblem, phase_after
 from rlhf_trainer.hub import HUB, require_hub
 from rlhf_trainer.run_folder.attempt import STATUS, from_json, mark, own_attempt, owner, replace
-from rlhf_trainer.run_folder.evidence import CHECKPOINT, NOTHING, RUN, Document, Entry, RunFile, as_text, with_files
+from rlhf_trainer.run_folder.evidence import CHECKPOINT, EMPTY, RUN, Document, Entry, RunFile, as_text, with_files
 from rlhf_trainer.run_folder.lineage import labelled
 from rlhf_trainer.run_folder.lock import require_newest
 from rlhf_trainer.run_folder.pace import Steps
@@ -259,7 +259,7 @@ class JobFolder:
         checkpoint: Checkpoint | None,
         *,
         inputs: Mapping[str, str],
-        evidence: Document = NOTHING,
+        evidence: Document = EMPTY,
         mapping: DeviceMapping | None = None,
     ) -> None:
         """Prepare the job's folder for a run from the start or a checkpoint; metrics of later steps are deleted.

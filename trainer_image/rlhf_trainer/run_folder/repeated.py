@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf_planning.numbers import shortened
 from rlhf_trainer.run_folder.attempt import from_json
 from rlhf_trainer.run_folder.evidence import CHECKPOINT, RUN, parsed
 from rlhf_trainer.run_folder.folder import METRICS, RANKS
@@ -28,7 +29,7 @@ def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[
     counts = dict.fromkeys(("metrics", "fields of responses", WEIGHTS), 0)
     metrics, ranks = ([by_step(folder / name) for folder in (before, after)] for name in (METRICS, RANKS))
     rows_of = _responses if all((folder / ROLLOUTS).is_file() for folder in (before, after)) else lambda *_: {}
-    saved = [weights_of(folder) for folder in (before, after)]
+    saved = [weight_checksums(folder) for folder in (before, after)]
     for step in steps:
         pairs = {
             "fields of responses": [rows_of(folder / ROLLOUTS, step) for folder in (before, after)],
@@ -43,14 +44,15 @@ def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[
             names = dict.fromkeys((*one, *other)) if one or other else ()
             differing += [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
         if differing:
-            name, was, value = differing[0]
+            name, *both = differing[0]
+            was, value = ("missing" if each is None else shortened(repr(each), MAX_SHOWN) for each in both)
             others = f" ({len(differing) - 1} more values of this step differ)" * (len(differing) > 1)
             where = first_ranks(*(each.get(step, {}).get("pools", {}) for each in ranks))
-            return f"step {step}: {name} is {_shown(value)}, was {_shown(was)}{others}{where}", counts
+            return f"step {step}: {name} is {value}, was {was}{others}{where}", counts
     return "", counts
 
 
-def weights_of(folder: Path) -> dict[int, dict[str, str]]:
+def weight_checksums(folder: Path) -> dict[int, dict[str, str]]:
     """Return the checksums of the checkpoints in a job's run.json: step -> {`weights of model/rank`: CRC-32}."""
     made = parsed((folder / RUN).read_bytes())["made"]
     found = {each.get("step", 0): each.get("files", {}) for each in made if each["name"] == CHECKPOINT}
@@ -83,8 +85,3 @@ def first_ranks(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
             if differing := [rank for rank, (a, b) in enumerate(pairs) if a[part] != b[part]]:
                 return f", first in {call} on rank {', '.join(map(str, differing))} of pool {pool}"
     return ""
-
-
-def _shown(value: Any) -> str:
-    text = "missing" if value is None else repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
