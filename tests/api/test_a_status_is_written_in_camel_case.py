@@ -25,6 +25,7 @@ DOCUMENT = {
     "imagePullSecrets": [],
     "acceptedLosses": [],
     "warnings": [],
+    "causes": [],
     "inputs": [],
     "links": [],
     "metrics": [{"name": "reward/mean", "value": "0.5"}],
@@ -39,6 +40,7 @@ def test_a_status_is_written_in_camel_case_without_what_is_unset() -> None:
         "links",
         "metrics",
         "warnings",
+        "causes",
         "inputs",
         "conditions",
         "attempts",
@@ -60,4 +62,4 @@ def test_a_time_without_a_zone_is_refused() -> None:
 
 
 def test_the_exit_codes_are_those_of_the_interface() -> None:
-    assert [code.value for code in ExitCode] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 130, 143]
+    assert [code.value for code in ExitCode] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 130, 143]
