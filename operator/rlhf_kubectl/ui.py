@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -36,6 +37,7 @@ TAR: Final = 'cd "$1" && shift && tar -cf - -- "$@"; test $? -lt 2'
 
 def show_jobs(kubectl: Kubectl, *, port: int, image: str | None) -> int:
     """Serve pages about the namespace's jobs by `rlhf ui` until it ends, and return its exit code; 0 after Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with TemporaryDirectory(prefix="kubectl-rlhf-ui-") as made:
         copies = Copies(kubectl, Path(made) / kubectl.namespace, image)
         copies.update(claims=False)

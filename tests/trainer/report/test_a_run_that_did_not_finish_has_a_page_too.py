@@ -152,6 +152,12 @@ def test_jobs_come_in_the_order_of_their_inputs(tmp_path: Path) -> None:
     assert names == ["helpful-sft", "helpful-rm", "helpful-ppo"]
 
 
+def test_a_job_file_that_names_its_own_job_has_a_page(tmp_path: Path) -> None:
+    file = run_job(tmp_path, PPO, []).path / "job.yaml"
+    file.write_text(file.read_text().replace("job://helpful-rm", "job://helpful-ppo"))
+    assert "helpful-ppo" in page_of(tmp_path).sections
+
+
 def test_a_folder_that_is_no_run_folder_is_a_mistake_of_usage(tmp_path: Path) -> None:
     for folder, sentence in (
         (tmp_path, "it holds no <job>/job.yaml"),

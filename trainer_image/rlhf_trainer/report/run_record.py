@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -157,10 +157,13 @@ def read_run(folder: Path) -> Run:
 
 
 def _in_chain_order(jobs: Sequence[JobRecord]) -> list[JobRecord]:
-    """Return the jobs, each after its inputs, and otherwise ordered by start time."""
+    """Return the jobs, each after its inputs unless these are a cycle, and otherwise ordered by start time."""
     by_name = {job.name: job for job in sorted(jobs, key=lambda job: job.status.start_time or "")}
     graph = {name: [other for other in job.inputs if other in by_name] for name, job in by_name.items()}
-    return [by_name[name] for name in TopologicalSorter(graph).static_order()]
+    try:
+        return [by_name[name] for name in TopologicalSorter(graph).static_order()]
+    except CycleError:  # a job.yaml that was written by hand
+        return [*by_name.values()]
 
 
 @contextmanager
