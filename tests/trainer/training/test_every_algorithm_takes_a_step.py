@@ -31,7 +31,11 @@ from tests.trainer.tiny import divisible_config, save_tiny
 
 END = 2
 SMALL = ["data.train.limit=40", "training.totalSteps=2", "training.totalEpochs="]
-NOT_IN_THE_TABLE = {"tokens", "peak_flops", "correction/squared_weight"}
+NOT_IN_THE_TABLE = {"tokens", "peak_flops", "correction/squared_weight"} | {
+    f"{what}/{model}"
+    for what in ("errors", "errors_square", "returns", "returns_square")
+    for model in ("value", "cost_value")
+}
 
 
 class Drawing(GeneratorStandIn):
