@@ -30,14 +30,13 @@ def test_the_folder_of_a_part_is_not_a_package(folder: str) -> None:
     assert not (ROOT / folder / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_a_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), f"{relative(path)} has no docstring"
+def test_each_module_says_what_it_is() -> None:
+    assert not [relative(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))]
 
 
-@pytest.mark.parametrize("path", YAML_FILES, ids=relative)
-def test_a_yaml_file_loads(path: Path) -> None:
-    assert [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
+def test_each_yaml_file_loads() -> None:
+    documents = {relative(path): [*yaml.safe_load_all(path.read_text())] for path in YAML_FILES}
+    assert not [path for path, found in documents.items() if not any(each is not None for each in found)]
 
 
 def test_there_are_yaml_files() -> None:
