@@ -131,7 +131,7 @@ def test_an_imported_reward_for_thoughts_is_trls(completion: str) -> None:
     assert found == trl_think_format(completion)
 
 
-@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("ranks", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_endless_judgements_go_on_side_by_side(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     endless, tests = "import time\ntime.sleep(60)", "assert f(1) == 1"

@@ -24,7 +24,10 @@ __all__ = ["vllm_ranks"]
 
 VOCAB_SIZE = 512
 """Of the tokenizer, which encodes what the program says."""
-RANKS = [(2, 6), *(pytest.param(1, count, marks=pytest.mark.slow) for count in (60, 200))]
+RANKS = [
+    (1, 6),
+    *(pytest.param(ranks, count, marks=pytest.mark.slow) for ranks, count in ((2, 12), (1, 60), (1, 200))),
+]
 """Numbers of ranks of an engine, and of episodes that it plays."""
 
 

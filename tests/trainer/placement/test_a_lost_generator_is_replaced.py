@@ -162,7 +162,7 @@ def test_responses_with_new_weights_are_generated_again(
     ("staleness", "prepare"),
     [
         pytest.param(0, install, id="waited for", marks=pytest.mark.slow),
-        pytest.param(2, install, id="ahead"),
+        pytest.param(2, install, id="ahead", marks=pytest.mark.slow),
         pytest.param(0, partial(install, sees_losses=True), id="over a network", marks=pytest.mark.slow),
     ],
 )

@@ -266,8 +266,8 @@ STREAMED = {"rollout": {"stream": True}}
     ("partition", "slots"),
     [
         pytest.param([["actor", "reward"], ["critic", "reference"]], (1, 2), marks=pytest.mark.slow),
-        ([ROLES["PPO"], ["rollout"]], (2, 1)),
-        pytest.param([["actor"], ["critic", "reference", "reward"]], (1, 1), marks=pytest.mark.slow),
+        pytest.param([ROLES["PPO"], ["rollout"]], (2, 1), marks=pytest.mark.slow),
+        ([["actor"], ["critic", "reference", "reward"]], (1, 1)),
         pytest.param([["actor"], ["critic"], ["reference", "reward"]], (2, 1), marks=pytest.mark.slow),
     ],
     ids=lambda each: name_of(each) if isinstance(each, list) else str(each),

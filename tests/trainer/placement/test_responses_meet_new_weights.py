@@ -72,6 +72,7 @@ def test_responses_go_on_or_begin_again(
         assert record["kl/rollout"] < 0.1
 
 
+@pytest.mark.slow
 def test_responses_two_steps_ahead_wait_for_no_weights(folders: Mapping[Role, str], tmp_path: Path) -> None:
     """Step 2 trains while those of step 3 are written; without `partial` its weights would come after them."""
     rollout = {"maxStaleness": 2, "partial": "Continue", "weightSync": "Delta"}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +65,12 @@ def require_as_transformers(family: str, folder: Path, layout: ParallelSizes) ->
     assert type(AutoModelForCausalLM.from_pretrained(folder / "after")) is type(model)
 
 
+def every_other(families: Iterable[str], *, first: int) -> list[Any]:
+    """Mark the others as slow: `make test` cuts a family in one of two ways."""
+    marked = enumerate(sorted(families))
+    return [pytest.param(each, marks=[pytest.mark.slow] * (number % 2 != first)) for number, each in marked]
+
+
 UNCUT = ("Llama", *(family for family in FAMILIES if family not in TENSOR))
 """Families that the fast tests read on one rank; they read the others on two, in cut layers."""
 
@@ -93,12 +101,12 @@ def test_an_expert_that_is_missing_or_of_another_size_is_told(tmp_path: Path) ->
             load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
 
 
-@pytest.mark.parametrize("family", TENSOR)
+@pytest.mark.parametrize("family", every_other(TENSOR, first=0))
 def test_layers_that_are_cut_say_the_same(family: str, tmp_path: Path) -> None:
     require_as_transformers(family, tmp_path, ParallelSizes(data=1, tensor=2))
 
 
-@pytest.mark.parametrize("family", PIPELINE)
+@pytest.mark.parametrize("family", every_other(PIPELINE, first=1))
 def test_stages_say_the_same(family: str, tmp_path: Path) -> None:
     require_as_transformers(family, tmp_path, ParallelSizes(data=1, pipeline=2))
 
