@@ -72,7 +72,7 @@ def every_other(families: Iterable[str], *, first: int) -> list[Any]:
 
 
 UNCUT = ("Llama", *(family for family in FAMILIES if family not in TENSOR))
-"""Families that the fast tests read on one rank; they read the others on two, in cut layers."""
+"""Families that the fast tests read on one rank; they read half of the others on two, in cut layers."""
 
 
 @pytest.mark.parametrize(
