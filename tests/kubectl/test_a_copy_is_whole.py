@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 
 from rlhf_kubectl.cli import app
 from rlhf_kubectl.kubectl import Kubectl, KubectlError, require_success
+from tests.kubectl.played import install_kubectl
 
 PLAYED = """#!{python}
 import json, subprocess, sys, time
@@ -79,11 +79,7 @@ class Played:
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    program = tmp_path / "bin" / "kubectl"
-    program.parent.mkdir()
-    program.write_text(PLAYED.format(python=sys.executable, folder=str(tmp_path)))
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    install_kubectl(PLAYED.format(python=sys.executable, folder=str(tmp_path)), tmp_path, monkeypatch)
     return Played(tmp_path)
 
 

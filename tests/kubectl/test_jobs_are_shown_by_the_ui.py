@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from rlhf_kubectl import ui
 from rlhf_kubectl.cli import app
 from rlhf_kubectl.kubectl import Kubectl
 from rlhf_operator import names
+from tests.kubectl.played import install_kubectl
 
 PLAYED = """#!{python}
 import json, subprocess, sys
@@ -92,11 +92,7 @@ class Played:
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    program = tmp_path / "bin" / "kubectl"
-    program.parent.mkdir()
-    program.write_text(PLAYED.format(python=sys.executable, folder=str(tmp_path)))
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    install_kubectl(PLAYED.format(python=sys.executable, folder=str(tmp_path)), tmp_path, monkeypatch)
     return Played(tmp_path)
 
 
