@@ -23,7 +23,7 @@ from rlhf_trainer.why.seen import Seen
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES, RECORDS = ROOT / "examples", Path(__file__).with_name("records")
-TUNING, FIGURES, HEALTHY_FIGURES = (1, 2), (4, 5), tuple(range(4, 14))
+TUNING, FIGURES, HEALTHY_FIGURES = (1, 2, 3), (4, 5, 6), tuple(range(4, 14))
 """Seeds by which the rules were tuned, and those of the figures."""
 ROWS_OF_A_STEP = 16
 """Kept responses of a step in a record; a run keeps more."""
@@ -166,8 +166,8 @@ def make(folder: Path, runs: Sequence[tuple[str, int]]) -> None:
 
 
 def keep(run: Run, plant: str, seeds: Sequence[int], records: Path = RECORDS) -> None:
-    """Write the record of a plant's jobs: a line for each seed."""
-    lines = []
+    """Write the records of a plant's jobs, a line for each seed; records of other seeds stay."""
+    lines = {each["seed"]: json.dumps(each) for each in _lines(plant, records)}
     for seed in seeds:
         job = run[f"{plant}-{seed}"]
         kept = Counter[int]()
@@ -179,17 +179,20 @@ def keep(run: Run, plant: str, seeds: Sequence[int], records: Path = RECORDS) ->
         measured = [
             {name: _short(value) for name, value in each.items() if is_of_the_job(name)} for each in job.records
         ]
-        lines.append(json.dumps({"seed": seed, "spec": job.spec, "records": measured, "rows": rows}))
+        lines[seed] = json.dumps({"seed": seed, "spec": job.spec, "records": measured, "rows": rows})
     records.mkdir(exist_ok=True)
     with gzip.GzipFile(records / f"{plant}.jsonl.gz", "wb", compresslevel=9, mtime=0) as file:
-        file.write(("\n".join(lines) + "\n").encode())
+        file.write(("\n".join(lines[seed] for seed in sorted(lines)) + "\n").encode())
 
 
 def read(plant: str) -> dict[int, Seen]:
     """What `why` sees of the runs of a plant or of a healthy job, by seed."""
-    with gzip.open(RECORDS / f"{plant}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        found = map(json.loads, lines)
-        return {each["seed"]: Seen(each["spec"], each["records"], each["rows"]) for each in found}
+    return {each["seed"]: Seen(each["spec"], each["records"], each["rows"]) for each in _lines(plant, RECORDS)}
+
+
+def _lines(plant: str, records: Path) -> list[Document]:
+    file = records / f"{plant}.jsonl.gz"
+    return [json.loads(line) for line in gzip.open(file, "rt", encoding="utf-8")] if file.exists() else []
 
 
 def is_of_the_job(name: str) -> bool:
@@ -204,10 +207,12 @@ def _short(value: Any) -> Any:
 
 
 def main() -> None:
-    """Make all runs, or those of the plants that are named, and their records."""
+    """Make the runs that have no record yet, or all of the plants that are named, and their records."""
     folder, *names = sys.argv[1:]
     plants = names or [*HEALTHY, *PLANTS]
     seeds = {name: [*TUNING, *(HEALTHY_FIGURES if name in HEALTHY else FIGURES)] for name in plants}
+    if not names:
+        seeds = {name: [seed for seed in of if seed not in read(name)] for name, of in seeds.items()}
     make(Path(folder), [(name, seed) for name in plants for seed in seeds[name]])
     run = read_run(Path(folder))
     for name in plants:
