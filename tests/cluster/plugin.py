@@ -1,8 +1,12 @@
 """`kubectl rlhf` as a user calls it: the real kubectl finds the plugin on PATH."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster.client import Cluster
@@ -18,10 +22,30 @@ def rlhf(cluster: Cluster, *words: object, columns: int = 80, **variables: str) 
 
 def kubectl(cluster: Cluster, *words: object, columns: int = 80, **variables: str) -> subprocess.CompletedProcess[str]:
     """What kubectl did, with the plugin on its PATH."""
-    path = f"{cluster.programs}:{Path(sys.executable).parent}:/usr/bin:/bin"
-    environment = {**os.environ, **cluster.environment(), "PATH": path, "COLUMNS": str(columns), **variables}
+    environment = {**_environment(cluster), "COLUMNS": str(columns), **variables}
     command = ["kubectl", *map(str, words)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+@contextmanager
+def served(cluster: Cluster, *words: object) -> Iterator[str]:
+    """The address at which `kubectl rlhf WORDS` serves; it gets SIGINT at the end, and must end well."""
+    command = ["kubectl", "rlhf", *map(str, words), "--port", "0"]
+    with subprocess.Popen(command, env=_environment(cluster), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://[\d.:]+", process.stdout.readline())
+            assert found
+            yield found[0]
+        finally:
+            process.send_signal(signal.SIGINT)
+            code = process.wait(SECONDS)
+    assert code == 0
+
+
+def _environment(cluster: Cluster) -> dict[str, str]:
+    path = f"{cluster.programs}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    return {**os.environ, **cluster.environment(), "PATH": path}
 
 
 def told(cluster: Cluster, *words: object, columns: int = 80) -> str:

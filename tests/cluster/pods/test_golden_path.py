@@ -7,6 +7,7 @@ two hosts.
 import json
 import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tests.cluster import chart, golden_path
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import need
 from tests.cluster.golden_path import NAMES, PPO, RM, SFT, Document
-from tests.cluster.plugin import rlhf, told
+from tests.cluster.plugin import rlhf, served, told
 from tests.cluster.settings import ROOT
 from tests.patience import PATIENCE_SECONDS
 
@@ -235,6 +236,30 @@ def test_the_plugin_copies_the_model(chain: Chain, tmp_path: Path) -> None:
     assert names == sorted(path.name for path in here.iterdir())
     assert all((claim / name).read_bytes() == (here / name).read_bytes() for name in names)
     assert f"{len(names)} files" in said
+
+
+def test_the_plugin_serves_pages_about_finished_jobs(chain: Chain) -> None:
+    """Their files come from the claims, by pods; the last job's report has its curves."""
+    with served(chain.cluster, "ui", "-n", NAMESPACE) as address:
+        listed = _page(address)
+        assert all(f"/runs/{name}/report.html" in listed for name in NAMES)
+
+        def has_curves() -> bool:
+            return "<svg" in (text := _page(f"{address}/runs/{PPO}/report.html")) and "reward/mean" in text
+
+        chain.cluster.until(has_curves, PATIENCE_SECONDS, "curves of PPO")
+
+
+def _page(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=PATIENCE_SECONDS) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_plugin_compares_jobs_and_names_what_they_read(chain: Chain) -> None:
+    compared = ask(chain.cluster, "compare", SFT, RM)
+    assert "algorithm.name" in compared
+    lineage = ask(chain.cluster, "lineage", PPO)
+    assert all(name in lineage for name in NAMES)
 
 
 @pytest.mark.slow
