@@ -187,10 +187,7 @@ def _name_of(document: dict[str, Any]) -> str:
 
 
 def _replaced(node: Any, path: tuple[str, ...], value: Any) -> Any:
-    """Return a document's `node` with `value` at `path`; LookupError if a part of the path cannot exist.
-
-    Changed parts are copied, because YAML aliases share nodes.
-    """
+    """Return a copy of a document's `node` with `value` at `path`; LookupError if a part of the path cannot exist."""
     if not path:
         return value
     part, rest = path[0], path[1:]

@@ -60,10 +60,7 @@ class Gpu:
 
     @classmethod
     def row(cls, name: str, product: str, peaks: Iterable[float], source: str, network: float = USUAL_NETWORK) -> Self:
-        """Return a GPU type from the vendor's figures; network: Gb/s.
-
-        peaks: GB of memory, TFLOP/s in bf16 and in fp32, and GB/s of memory, link and host.
-        """
+        """Return a GPU type; peaks: GB, TFLOP/s in bf16 and fp32, GB/s of memory, link and host; network: Gb/s."""
         memory, bf16, fp32, hbm, link, host = peaks
         return cls(
             name=name,

@@ -137,10 +137,7 @@ class Strategies:
 
     @cached_property
     def way(self) -> Way:
-        """Costs of each cut. Unless the manifest decides, layers are recomputed if faster or needed to fit.
-
-        So it is with the parts of experts (`_expert_sizes`).
-        """
+        """Costs of each cut, with recomputed layers and parts of experts (`_expert_sizes`) as is fastest and fits."""
         given, found = self.request.work.recomputes, None
         for recomputes in (False, True) if given is None and self.request.work.trained else (bool(given),):
             for expert in self._expert_sizes():
@@ -331,10 +328,7 @@ class GeneratingStrategies(Strategies):
         return np.take_along_axis(whole, row[:, :, None], axis=2)[:, :, 0], row, moved_best
 
     def cache(self, held: Numbers) -> Numbers:
-        """Return a GPU's bytes for the KV cache: [G generation cuts, K pool sizes]; negative: the weights do not fit.
-
-        held: bytes of a GPU for the states, by pool size.
-        """
+        """Return a GPU's bytes for the KV cache [G cuts, K sizes] beside `held` bytes [K]; negative: nothing fits."""
         q = self.setting.nodes.gpu.memory
         usable = memory.usable(self.setting.software, q, self.gpus, generates=True)
         room = np.minimum(usable - held, (self.request.generator_share or 1.0) * q)

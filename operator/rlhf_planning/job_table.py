@@ -109,10 +109,7 @@ def headline(metrics: Sequence[Metric]) -> str:
 
 
 def leading(metrics: Sequence[Metric]) -> tuple[str, float] | None:
-    """Return name and value of the metric that says best how a job is doing: its mean reward, or else its first loss.
-
-    The name is the part before `/`.
-    """
+    """Return name (before `/`) and value of the metric that says how a job is doing: mean reward, or first loss."""
     values = {metric.name: metric.value for metric in metrics}
     names = [name for name in values if name == "reward/mean"] or sorted(n for n in values if n.startswith("loss/"))
     try:

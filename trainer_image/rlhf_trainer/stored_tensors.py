@@ -40,10 +40,7 @@ class TensorSource(Protocol):
 
 
 class LocalFile:
-    """A safetensors file on this machine's disk. Its methods raise OSError or SafetensorError where it is damaged.
-
-    `find` returns the file's path, and is called at the first read.
-    """
+    """A safetensors file on this disk, at the path by `find`; OSError or SafetensorError where it is damaged."""
 
     def __init__(self, find: Callable[[], str]) -> None:
         self._find = find
@@ -292,10 +289,7 @@ def write_tensors(
 
 
 def write_piece(path: Path, pieces: Mapping[str, tuple[Tensor, TensorSlice]], dtype: torch.dtype) -> str:
-    """Write this rank's pieces of tensors for `saved_by_ranks`, and return their checksum as `write_tensors` does.
-
-    pieces: name -> (elements, slice of the tensor).
-    """
+    """Write this rank's pieces (name -> elements, slice) for `saved_by_ranks`; return the file's checksum."""
     offsets = {name: {SAVED_OFFSETS_KEY: place.starts} for name, (_, place) in pieces.items()}
     sources = {name: HeldTensor(tensor) for name, (tensor, _) in pieces.items()}
     return write_tensors(path, sources, dtype, {CUSTOM_METADATA_KEY: json.dumps(offsets)})

@@ -45,10 +45,7 @@ def cached_bytes(passes: Passes, generator: Layouts, tokens: Numbers | float) ->
 
 
 def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Return how many sequences a generator decodes at once with `cache` bytes of KV cache on each of its GPUs.
-
-    The cache grows by blocks with each sequence, but the longest one has to fit.
-    """
+    """Return how many sequences a generator decodes at once with `cache` bytes a GPU; the longest has to fit."""
     most = np.floor(cache / cached_bytes(passes, generator, load.held_tokens))
     fits = cache >= cached_bytes(passes, generator, load.most_tokens)
     return np.where(fits, np.clip(most, 1, passes.software.running_sequences), 0.0)

@@ -114,10 +114,7 @@ def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
 
 
 def reading(model: Architecture, software: Software, layouts: Layouts, longest: Numbers | float) -> list[Moment]:
-    """Return moments of forward passes at which memory may be fullest.
-
-    longest: most tokens of a rank at once that the head reads, those of responses.
-    """
+    """Return the moments of forward passes that may be fullest; longest: most response tokens of a rank at once."""
     if not software.shards_weights:
         return [_whole(model, layouts, layer.kept(model, software).on(model, layouts))]
     found = []

@@ -149,10 +149,7 @@ class Passes:
         return np.ceil(self.model.layers / layouts.p)
 
     def compute(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
-        """Return the seconds of a forward pass through the slowest stage without communication; tokens: by sequence.
-
-        Context-parallel ranks share the tokens of each sequence.
-        """
+        """Return the seconds of a forward pass through the slowest stage, computation alone; tokens: by sequence."""
         return self.layers(layouts, sequences, tokens) + self.head(layouts, sequences * tokens / layouts.c)
 
     def layers(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
@@ -160,10 +157,7 @@ class Passes:
         return self.stage_layers(layouts) * self._layer(layouts, sequences, tokens)
 
     def tensor_parallel(self, layouts: Layouts, tokens: Numbers, *, generates: bool = False) -> Numbers:
-        """Return the seconds of a stage's tensor-parallel communication: two all-reduces in each layer.
-
-        generates: by vLLM's own all-reduce instead of NCCL's.
-        """
+        """Return the seconds of a stage's tensor-parallel all-reduces, two a layer; generates: by vLLM's own."""
         t, bytes_ = layouts.t, tokens * self.model.hidden * self.software.compute_bytes
         seconds = 2 * (t - 1) * self.network.latency(t) + 2 * ring(t) * bytes_ / self.network.of(t)
         if self.is_measured:
@@ -173,10 +167,7 @@ class Passes:
         return both
 
     def between_experts(self, layouts: Layouts, tokens: Numbers) -> Numbers:
-        """Return the seconds of a stage's all-to-alls of experts: in each layer, tokens go to them and come back.
-
-        tokens: of a micro-batch on a rank; its tensor-parallel ranks divide them.
-        """
+        """Return the seconds of a stage's all-to-alls of experts, there and back in each layer; tokens: of a rank."""
         if self.model.experts == 1 or layouts.e is None:
             return np.zeros_like(layouts.gpus)
         near = np.maximum(np.floor(self.nodes.gpus_per_node / layouts.p), np.minimum(layouts.t, layouts.e))

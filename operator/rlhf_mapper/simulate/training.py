@@ -101,10 +101,7 @@ def _collectives(passes: Passes, work: Work, every: Layouts, bytes_: float, kind
 
 
 def _collective(passes: Passes, work: Work, layouts: Layouts, whole: Numbers, kind: Collective) -> Numbers:
-    """Return the seconds of a collective of `whole` bytes, one for each layer, among the FSDP ranks.
-
-    In a node they are measured. Between nodes a ring passes each node once, with its latency.
-    """
+    """Return the seconds of a layer-wise collective of `whole` bytes among FSDP ranks, measured within a node."""
     nodes, count, shards = passes.nodes, passes.stage_layers(layouts), layouts.shards
     seconds = ring(shards) * whole / passes.network.of_data_ranks(layouts, work.replicas)
     if not passes.is_measured:
@@ -134,10 +131,7 @@ def _gathered_and_scattered(passes: Passes, work: Work, layouts: Layouts) -> Num
 
 
 def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Numbers) -> Numbers:
-    """Return the seconds to reduce-scatter gradients and all-gather new weights once a mini-batch; 0 with FSDP.
-
-    The reduce-scatter hides behind the backward pass of the last micro-batch.
-    """
+    """Return the seconds of reduce-scatter, behind the last backward pass, and all-gather of ZeRO-1; 0 with FSDP."""
     software = passes.software
     if software.shards_weights:
         return np.zeros_like(layouts.gpus)

@@ -156,11 +156,7 @@ class Client:
         may: Callable[[], bool] | None = None,
         attempts: int = MAX_ATTEMPTS,
     ) -> Document:
-        """Send a request and return the server's answer.
-
-        Passing errors (no answer, 401, 429, 5xx) are retried. may: called before each try; if it
-        returns False, NotLeadingError is raised.
-        """
+        """Send a request, again after passing errors (no answer, 401, 429, 5xx) while `may()`; else NotLeadingError."""
 
         async def attempt() -> Document:
             if may is not None and not may():

@@ -82,10 +82,7 @@ class Observer:
         self._heartbeats.forget_all_but({job.uid for _, job in self._cache.jobs})
 
     async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None:
-        """Return the Snapshot of a job; None if the job does not exist.
-
-        fresh: read the job's objects from the API server. since: time from which silence of a pod or node counts.
-        """
+        """Return the Snapshot of a job, `fresh` from the API server, or None; silence counts from `since` on."""
         foreign: tuple[ObservedRayJob, ...] = ()
         if fresh:
             await self._read_live(key)

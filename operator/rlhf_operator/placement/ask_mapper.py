@@ -231,10 +231,7 @@ def have_room(capacity: Capacity, requests: Iterable[PodRequest], settings: Sett
 
 
 def _take(free: Counter[tuple[int, str, str]], pods: int, slots: int, gpu: str | None, zone: str | None) -> bool:
-    """Take each pod's slots from the node with the fewest sufficient free slots; return False if a pod finds no node.
-
-    free: number of nodes by (free slots, GPU type, zone); changed in place.
-    """
+    """Take each pod's slots from the tightest node of `free` ((slots, GPU, zone) -> nodes); False if one has none."""
     suit = (each for each in free if each[0] >= slots and gpu in (None, each[1]) and zone in (None, each[2]))
     for size, name, where in sorted(suit):
         of_a_node = size // slots

@@ -224,10 +224,7 @@ def _holding(job: ObservedJob, mapping: MappedPlacement | None, reserved: Sequen
 
 
 def _can_save(ctx: ReconcileContext) -> bool:
-    """Whether an attempt that ends now loses little: its pods save a checkpoint in the grace period, or have just done.
-
-    Longer steps end with the next checkpoint that the trainer makes anyway.
-    """
+    """Whether an attempt that ends now loses little: it saves in the grace period, or has just done."""
     progress, saved = ctx.status.progress, ctx.status.checkpoint
     if progress is None or ctx.record is None or ctx.record.first_step is None:
         return True

@@ -43,10 +43,7 @@ class Turn(NamedTuple):
 
 
 def reserve_room(ctx: ReconcileContext, job: Job) -> Turn | None:
-    """Return the turn of the next attempt once it may begin and there is room; the current mapping is kept if it fits.
-
-    None: a condition says what the job waits for.
-    """
+    """Return the turn of the next attempt once it may begin and fits; None: a condition says what it waits for."""
     older, holds_room = jobs_ahead(ctx), bool(ctx.status.reserved)
     ahead = [] if holds_room else older
     # A job that holds room goes on at once, but takes no more room before the jobs ahead.
@@ -72,10 +69,7 @@ def _reserve_on(
     largest: MappedPlacement | None,
     delayed: Sequence[ObservedJob] = (),
 ) -> Turn | None:
-    """Reserve room on the free nodes with the current mapping or a new one, no larger than `largest`.
-
-    delayed: jobs ahead in line, which the attempt must not delay.
-    """
+    """Reserve room for a mapping no larger than `largest`; delayed: jobs ahead that the attempt must not delay."""
     # If there is no room without the nodes on which attempts failed, these nodes are used as well.
     for avoided in dict.fromkeys((failure.bad_nodes(ctx.snapshot, ctx.now), ())):
         seen = free.without(avoided)

@@ -114,10 +114,7 @@ def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Ma
 
 
 def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy, *, has_sandboxes: bool) -> Manifest:
-    """Return the NetworkPolicy of a job: its pods may reach each other, admitted peers some ports; egress is open.
-
-    Sandboxes are no such pods, and have a policy of their own.
-    """
+    """Return the policy of a job's pods (no sandboxes): open to each other, some ports to peers; open egress."""
     own: dict[str, Any] = {"matchLabels": {names.JOB_UID: job.uid}}
     if has_sandboxes:
         own["matchExpressions"] = [{"key": names.ROLE, "operator": "NotIn", "values": [names.SANDBOX]}]

@@ -164,10 +164,7 @@ class Conversation:
         return call
 
     def end(self, call: Call, response: Response) -> Answer:
-        """Add the engine's response to the tree, and return it as the answer of a call.
-
-        Calls that are answered at the same time share the room: what one has no room for is cut off.
-        """
+        """Add the response to the tree, cut to the room that calls share; return it as the answer of a call."""
         tokens = response.tokens[: self._room]
         if not tokens:
             raise self._limited("other calls of the episode have taken all of data.maxResponseTokens")

@@ -124,10 +124,7 @@ class Dispatch:
     """Processes that keep the fields which the call adds."""
 
     def collect(self, outputs: Sequence[Sequence[ray.ObjectRef]]) -> Batches:
-        """Return the batch, or each rank's batch, with the fields that the ranks add.
-
-        outputs: for each rank the references to the blocks that it sends, in the order of its `cuts`.
-        """
+        """Return the batch, or each rank's, with added fields; outputs: each rank's references to its `cuts`."""
         blocks = [part.blocks(iter(references)) for part, references in zip(self.parts, outputs, strict=True)]
         if not isinstance(self.batch, BatchFuture):
             return [

@@ -140,10 +140,7 @@ class SlotProcess:
             return ray.util.get_node_ip_address(), free.getsockname()[1]
 
     def join(self, environment: Mapping[str, str], start: Callable[[], object]) -> tuple[int, str]:
-        """Set torchrun's environment variables and call `start`, which starts torch.distributed.
-
-        Returns (id of this process, name of the machine). A library's error becomes a TrainerError.
-        """
+        """Set torchrun's variables and start torch.distributed by `start`; return (id of this process, machine)."""
         os.environ.update(environment)
         import torch
 

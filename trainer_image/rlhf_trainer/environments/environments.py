@@ -104,10 +104,7 @@ class Environments:
             raise UserCodeError(f"{self._path}: {failure.what}")
 
     def begin(self, number: int, seed: int) -> None:
-        """Begin an episode: fork its process, or prepare the connection to a sandbox.
-
-        number: unused so far; seed: of the process's random numbers.
-        """
+        """Begin an episode under an unused number: fork its process, seeded, or prepare the connection to a sandbox."""
         if self._open_sandbox:
             self._episodes[number] = RunningEpisode(*self._open_sandbox(seed), waits=True)
             return
@@ -172,10 +169,7 @@ class Environments:
         return self._episodes[number].tool_times if number in self._episodes else ()
 
     def end(self, number: int) -> str:
-        """End an episode's process and its descendants; returns how the process ended, empty if unknown.
-
-        The closed socket tells the episode's guard to kill them.
-        """
+        """End an episode's process and descendants by closing its socket; return how it ended, empty if unknown."""
         if (episode := self._episodes.pop(number, None)) is None:
             return ""
         self._drop_request(episode)
@@ -293,10 +287,7 @@ def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[st
 
 
 def play_episode(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> None:
-    """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns.
-
-    command: {"seed": of random numbers, "arguments": of the class}.
-    """
+    """Answer {method: argument} of an episode with the command's `seed` and `arguments`; never returns."""
     with suppress(OSError):
         os.setpgid(0, 0)
     code, mine = 1, os.getpid()

@@ -1,7 +1,4 @@
-"""Environments of OpenEnv's servers: a session over the server's WebSocket, with texts as actions and observations.
-
-The package `openenv` is not imported: it needs mcp < 2, and vLLM another.
-"""
+"""Environments of OpenEnv's servers by WebSocket, without its package: it needs mcp < 2, and vLLM another."""
 
 import json
 from collections.abc import Iterator, Mapping

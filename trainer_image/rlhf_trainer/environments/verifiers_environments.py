@@ -17,10 +17,7 @@ def rows(**config: Any) -> Iterator[dict[str, Any]]:
 
 
 async def run(row: Mapping[str, Any], **config: Any) -> float:
-    """Play the environment's episode of a row's `task`; returns the mean reward of the agents that it trains.
-
-    Raises RuntimeError if the environment says that the episode failed.
-    """
+    """Play the episode of a row's `task`; return the mean reward of its trained agents. RuntimeError if it failed."""
     environment = vf.load_environment(vf.resolve_env_config(config))
     kind = type(environment.taskset).task_type()
     task = kind(kind.data_type().model_validate_json(row["task"]), environment.config.taskset.task)

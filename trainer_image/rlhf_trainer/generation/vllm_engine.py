@@ -273,10 +273,7 @@ class GenerationEngine:
     def begin(
         self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool, stop: Sequence[str] = ()
     ) -> None:
-        """Begin a response to a prompt, besides those being generated; `step` returns it with `number`.
-
-        stop: texts that end the response, too, with the token in which the first of them ends.
-        """
+        """Begin a response that `step` returns with `number`; stop: texts, with whose tokens it ends, too."""
         if self._awake != {"weights", "kv_cache"}:
             raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
         rollout, ends = self._rollout, self._ends

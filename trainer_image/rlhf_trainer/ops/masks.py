@@ -1,7 +1,4 @@
-"""Sums and means over masked tokens; values outside a mask (padding, prompts) never count, NaN included.
-
-A mask is 1.0 where a token counts and 0.0 elsewhere.
-"""
+"""Sums and means over tokens whose mask is 1.0; values elsewhere (0.0: padding, prompts) never count, not even NaN."""
 
 import torch
 from jaxtyping import Float

@@ -146,10 +146,7 @@ def _require_parameters(defined: Sequence[ast.FunctionDef | ast.ClassDef]) -> No
 
 @cache
 def _judges() -> tuple[tuple[tuple[Any, str, Any], ...], tuple[tuple[type, frozenset[str]], ...]]:
-    """Return what judges a program: (module or class, name, value) of each attribute, and (class, names) of each class.
-
-    It is read once, before the first program runs.
-    """
+    """Return what judges a program, (owner, name, value) of each attribute and (class, names), before one runs."""
     modules = [each for name, each in sys.modules.items() if JUDGING.match(name)]
     found = [value for each in modules for value in vars(each).values() if isinstance(value, type)]
     classes = [each for each in dict.fromkeys(found) if JUDGING.match(each.__module__)]
@@ -201,10 +198,7 @@ class Program:
         return found
 
     def output(self, given: str) -> str:
-        """Run the code as a program with the standard input `given`; return what it prints.
-
-        Files 0 and 1 are pipes meanwhile, as fast programs read and write them by their numbers.
-        """
+        """Run the code as a program with standard input `given`, by files 0 and 1; return what it prints."""
         before, kept, printed = (sys.stdin, sys.stdout), (os.dup(0), os.dup(1)), bytearray()
         (source, feed), (drain, sink) = os.pipe(), os.pipe()
         threads = [Thread(target=_feed, args=(feed, given.encode())), Thread(target=_drain, args=(drain, printed))]

@@ -262,10 +262,7 @@ class JobFolder:
         evidence: Document = EMPTY,
         mapping: DeviceMapping | None = None,
     ) -> None:
-        """Prepare the job's folder for a run from the start or a checkpoint; metrics of later steps are deleted.
-
-        inputs, evidence: as in `run.resume.Start`; the job's checkpoints contain both.
-        """
+        """Prepare the folder for a run (inputs, evidence: see `Start`); metrics after its checkpoint are deleted."""
         saved = saved_state(checkpoint) if checkpoint else None
         texts = {METRICS: checkpoint.text(METRICS)} if checkpoint else {}
         texts |= {INPUTS: json.dumps(dict(inputs)) + "\n", RUN: as_text(evidence), JOB_FILE: dump(self._job)}

@@ -199,10 +199,7 @@ class ModelMesh:
 
     @cached_property
     def expert_axes(self) -> DeviceMesh:
-        """Device mesh of this rank's stage for experts: `EXPERT_SHARD` before `EXPERT`, perhaps replicas before both.
-
-        A collective of the pool when it is first read.
-        """
+        """Device mesh (replicas, `EXPERT_SHARD`, `EXPERT`) of this stage's experts, by a collective of the pool."""
         layout = self.layout
         ranks = torch.arange(layout.world_size).view(layout.replicas, layout.shards, layout.pipeline, layout.tensor)
         ranks = ranks.transpose(1, 2).reshape(layout.replicas, layout.pipeline, layout.expert_shards, layout.expert)

@@ -32,10 +32,7 @@ def sparse_blocks(model: nn.Module) -> Iterator[Any]:
 
 
 def cut_experts(model: nn.Module, mesh: ModelMesh) -> None:
-    """Keep this rank's part of the experts of each layer, in place.
-
-    A collective of the pool. Nothing is done where `ParallelSizes.cuts_experts` is false.
-    """
+    """Keep this rank's part of each layer's experts, in place, where they are cut. A collective of the pool."""
     if not mesh.layout.cuts_experts:
         return
     axis = mesh.expert_axes[EXPERT]

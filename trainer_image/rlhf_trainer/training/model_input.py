@@ -243,10 +243,7 @@ class ModelInput:
         )
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
-        """Return zeros [rows, T, ...] with `values` [n, ...] at the indices `places` among the rows * T positions.
-
-        Ranks that share the packed row give their values to each other.
-        """
+        """Return zeros [rows, T, ...] with `values` [n, ...] at `places`, of all ranks that share the packed row."""
         rows, width = self.shape
         zeros = values.new_zeros(rows * width, *values.shape[1:])
         own = zeros.index_copy(0, places, values).view(rows, width, *values.shape[1:])

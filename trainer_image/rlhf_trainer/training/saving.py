@@ -215,10 +215,7 @@ class TrainerState:
         self._saving = self._writer.submit(finish)
 
     def end_save(self, *, waits: bool = True) -> str:
-        """Return the checksum of what this rank wrote last, empty while it is being written, or raise its error.
-
-        waits: until it is written.
-        """
+        """Return the checksum of this rank's last files, empty while they are written, or raise their error."""
         if self._saving and (waits or self._saving.done()):
             self._saving.result()
             self._saving = None

@@ -61,10 +61,7 @@ class ActorWorker(GeneratingActor):
 
     @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
     def compute_loss(self, batch: Batch) -> None:
-        """Report the loss on the step's pretraining rows, if it has any (HybridFlow Table 4).
-
-        Only a measurement: `update_actor` computes the loss again, with its gradient.
-        """
+        """Report the loss on the step's pretraining rows, if any (HybridFlow Table 4); `update_actor` learns them."""
         if not self._pretrain:
             return
         log_probs, mask = log_probs_by(self.trainer, batch, PRETRAIN_FIELDS), batch["pretrain_response_mask"]
@@ -174,10 +171,7 @@ class ActorWorker(GeneratingActor):
         return weight_of(mask, aggregation=self._algorithm.aggregation, max_tokens=max_tokens)
 
     def _loss(self, found: Likelihood, micro: Fields, *, normalizer: float) -> tuple[Tensor, Tensor]:
-        """Return this micro-batch's part of the loss, and the largest |probability ratio - 1|.
-
-        normalizer: sum of `_weight` over the mini-batch's rows on all ranks.
-        """
+        """Return this part of the loss, over `normalizer` (`_weight` of all ranks), and the largest |ratio - 1|."""
         algorithm = self._algorithm
         mask, aggregation = micro["response_mask"], algorithm.aggregation
         old = micro["old_log_probs"] if "old_log_probs" in micro else found.log_probs.detach()
@@ -220,10 +214,7 @@ class ActorWorker(GeneratingActor):
         return total, policy.max_ratio_deviation
 
     def _own_objective(self, micro: Fields) -> Callable[..., Tensor]:
-        """Return the algorithm's objective as a function of the four inputs of `policy_loss`.
-
-        The function raises UserCodeError if the objective's result has another shape than the mask.
-        """
+        """Return the objective as a function like `policy_loss`, which raises UserCodeError for another shape."""
         objective = self._algorithm.objective
         assert objective is not None
         names = inspect.signature(objective).parameters
@@ -239,10 +230,7 @@ class ActorWorker(GeneratingActor):
         return checked
 
     def _rollout_weights(self, old: Tensor, rows: Fields, correction: RolloutCorrection) -> Tensor:
-        """Return each token's importance weight, trainer's over generator's probability, and record measures of them.
-
-        With `normalize` a collective: rows are then those of the whole step.
-        """
+        """Return each token's weight, trainer's over generator's probability; with `normalize` a collective."""
         mask = rows["response_mask"]
         weights, bounded, vetoed = correct_rollout(old - rows["rollout_log_probs"], mask, correction=correction)
         units = unit_weights(mask, correction.level)

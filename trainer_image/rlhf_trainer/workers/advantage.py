@@ -268,10 +268,7 @@ def _checked(advantages: object, mask: Tensor, batch: Batch) -> Tensor:
 
 
 def advantage_transfers(algorithm: type[PolicyGradient]) -> Marks:
-    """Return the transfer declarations of an AdvantageWorker for an algorithm.
-
-    The parameters of `algorithm.advantage` give the fields to read, and `algorithm.estimates` the fields to add.
-    """
+    """Return an AdvantageWorker's transfers: reads `algorithm.advantage`'s parameters, adds `algorithm.estimates`."""
     has_critic, has_costs = issubclass(algorithm, ActorCritic), issubclass(algorithm, Constrained)
     needed, optional = REWARD_FIELDS[algorithm.may_lack_reward :], REWARD_FIELDS[: algorithm.may_lack_reward]
     rewards = Transfer(

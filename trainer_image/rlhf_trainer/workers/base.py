@@ -231,10 +231,7 @@ class TrainedModel:
 
     @register(ONE_TO_ALL, phase="checkpoint")
     def begin_checkpoint(self, *, uri: str, copies: bool, bytes_per_second: float = 0.0) -> None:
-        """Begin to save weights, optimizer moments, random state below `uri`; copies: see `TrainerState.begin_save`.
-
-        bytes_per_second: of all uploads of this node; 0: no limit.
-        """
+        """Begin to save the state below `uri` (see `begin_save`), at `bytes_per_second` of this node; 0: no limit."""
         self._pace = UploadPace(bytes_per_second) if bytes_per_second else None
         upload_folder = UploadFolder(f"{uri}/{self.setting.role}", self._pace)
         if dist.get_rank() == 0:
@@ -251,10 +248,7 @@ class TrainedModel:
 
     @register(ONE_TO_ALL)
     def end_checkpoint(self, *, waits: bool = True) -> str:
-        """Return the checksum of this rank's part of the last checkpoint, empty while it is being written.
-
-        waits: end it as fast as it goes.
-        """
+        """Return the checksum of this rank's last checkpoint, empty while it is written; waits: end it at full pace."""
         if waits and self._pace:
             self._pace.lift()
         return self.trainer.state.end_save(waits=waits)

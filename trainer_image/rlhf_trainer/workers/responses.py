@@ -1,7 +1,4 @@
-"""Files of responses, JSON lines: the data set of a job that generates, and the kept responses of a job that trains.
-
-The first rank writes a file. No text passes through the controller.
-"""
+"""Files of responses (JSON lines, by the first rank): the data set of a generating job, or a job's kept ones."""
 
 import json
 import math

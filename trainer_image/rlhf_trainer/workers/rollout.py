@@ -168,10 +168,7 @@ def start_engine(
     layout: ParallelSizes,
     max_sequences: int,
 ) -> tuple[GenerationEngine, Environments | None]:
-    """Build this rank's part of a generation engine, without weights, and start the environments of a job with turns.
-
-    The environments' module is imported while the engine is built.
-    """
+    """Build this rank's part of an engine, without weights; environments of a job with turns start meanwhile."""
     job, layers, groups = setting.job.spec, int(config.num_hidden_layers), engine_groups(layout)
     sandboxes = Sandboxes.of(job.sandbox, sharers=len(groups) // layout.generation_pipeline)
     environments = environments_of(setting.job, sandboxes) if job.rollout.has_turns else None
@@ -291,10 +288,7 @@ class RolloutWorker:
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
-        """Generate as `GeneratingActor.generate_sequences` does; warn of servers that came or left.
-
-        NumericsError if the last weights were wrong.
-        """
+        """Generate as `GeneratingActor` does; warn of servers that came or left. NumericsError after wrong weights."""
         if self._wrong_weights:
             raise NumericsError(self._wrong_weights)
         with self._remembering_wrong_weights():  # with `rollout.partial` weights come in the middle of responses
