@@ -95,7 +95,8 @@ def _without_fields(document: Any, paths: Iterable[str]) -> Any:
 def _may_follow(new: Problem, known: Problem) -> bool:
     """Whether a problem may be there only because the field of a known one was removed."""
     names = {known.path.rpartition(".")[2], *re.findall(r"[a-z]+[A-Z]\w+", known.message)}
-    return new.message == "is missing" or known.path.startswith(new.path) or any(each in str(new) for each in names)
+    follows = new.message.startswith("is missing") or known.path.startswith(new.path)
+    return follows or any(each in str(new) for each in names)
 
 
 def document_of(job: Job) -> dict[str, Any]:

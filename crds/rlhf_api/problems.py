@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from rlhf_api.exit_codes import ExitCode
+
+MAX_TEXT: Final = 2000
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,15 @@ def suggestion(wrong: str, names: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """Return a text on one line, with spaces in place of unprintable characters."""
     return "".join(each if each.isprintable() else " " for each in text)
+
+
+def legible(value: Any, most: int = MAX_TEXT) -> Any:
+    """Return a JSON value whose texts, perhaps of a user's code, are Unicode, and `most` characters at most."""
+    if isinstance(value, dict):
+        return {key: legible(each, most) for key, each in value.items()}
+    if isinstance(value, list):
+        return [legible(each, most) for each in value]
+    return value[:most].encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def one_line(text: str, most: int) -> str:

@@ -98,26 +98,6 @@ def _ready(
                 yield model, True, ends[before]
 
 
-def least_seconds(stages: int, updates: Sequence[PipelineUpdate]) -> float:
-    """Return a lower bound of any schedule's seconds.
-
-    A rank computes all passes through its stages; before the first one and after the last one, a micro-batch passes
-    the stages before them. A model's micro-batches pass each stage one after the other.
-    """
-    busy = sum(each.micro_batches * (each.forward + each.backward) for each in updates)
-    waits = [
-        min(each.stage(rank, stages) * each.forward for each in updates)
-        + min(each.stage(rank, stages) * each.backward for each in updates)
-        for rank in range(stages)
-    ]
-    return max(busy + max(waits), *(one_after_the_other(stages, [each]) for each in updates))
-
-
-def one_after_the_other(stages: int, updates: Sequence[PipelineUpdate]) -> float:
-    """Return the seconds of the updates without fusion, each by 1F1B."""
-    return sum((each.micro_batches + stages - 1) * (each.forward + each.backward) for each in updates)
-
-
 @dataclass(frozen=True)
 class FusedUpdates:
     """One optimizer step of actor and critic, whose passes are one schedule."""

@@ -2,8 +2,10 @@
 
 import pytest
 
+from rlhf_api import kubectl_yaml
 from rlhf_api.files import load, read
 from rlhf_api.problems import SpecError
+from tests.api.cases import made
 from tests.api.test_a_mistake_names_its_path import PPO, SFT
 
 
@@ -20,6 +22,11 @@ def test_a_wrong_field_does_not_hide_a_broken_rule(chain: str) -> None:
 
 def test_what_follows_from_a_wrong_field_is_not_told(chain: str) -> None:
     assert problems(chain, f"{SFT}:training.totalSteps=many") == ["helpful-sft: spec.training.totalSteps"]
+
+
+def test_what_follows_from_a_field_that_breaks_a_rule_is_not_told() -> None:
+    text = kubectl_yaml.write(made("GRPO", ("rollout.agent={}", "models.reward=")))
+    assert problems(text) == ["job: spec.rollout.agent"], "without the agent nothing gives a reward"
 
 
 def test_a_broken_rule_is_told_once(chain: str) -> None:

@@ -1,11 +1,12 @@
 """The schedule of two fused updates: each pass after its input, little memory, near a lower bound, never slower."""
 
+from collections.abc import Sequence
 from itertools import pairwise, product
 
 import pytest
 
 from rlhf_mapper.auto_map import auto_map
-from rlhf_mapper.fused_schedule import PipelineUpdate, Schedule, fused_schedule, least_seconds, one_after_the_other
+from rlhf_mapper.fused_schedule import PipelineUpdate, Schedule, fused_schedule
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_planning.schedule_text import schedule_lines
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
@@ -15,6 +16,26 @@ def pair(first: int, second: int, *, share: float = 1.0, reverses: bool = True) 
     """An actor and a critic of `share` of its seconds, with so many micro-batches."""
     critic = PipelineUpdate(micro_batches=second, forward=share, backward=2 * share, reverses=reverses)
     return PipelineUpdate(micro_batches=first), critic
+
+
+def least_seconds(stages: int, updates: Sequence[PipelineUpdate]) -> float:
+    """Return a lower bound of any schedule's seconds.
+
+    A rank computes all passes through its stages; before the first one and after the last one, a micro-batch passes
+    the stages before them. A model's micro-batches pass each stage one after the other.
+    """
+    busy = sum(each.micro_batches * (each.forward + each.backward) for each in updates)
+    waits = [
+        min(each.stage(rank, stages) * each.forward for each in updates)
+        + min(each.stage(rank, stages) * each.backward for each in updates)
+        for rank in range(stages)
+    ]
+    return max(busy + max(waits), *(one_after_the_other(stages, [each]) for each in updates))
+
+
+def one_after_the_other(stages: int, updates: Sequence[PipelineUpdate]) -> float:
+    """Return the seconds of the updates without fusion, each by 1F1B."""
+    return sum((each.micro_batches + stages - 1) * (each.forward + each.backward) for each in updates)
 
 
 def test_four_micro_batches_on_two_stages_leave_no_bubble() -> None:

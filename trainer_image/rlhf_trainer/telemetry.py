@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, SupportsFloat
 from zlib import crc32
 
+from rlhf_api.problems import legible
 from rlhf_trainer.device import memory_in_use
 
 TRANSFER = "transfer"
@@ -27,8 +28,8 @@ EPISODE, MODEL_CALL, ENVIRONMENT, TOOL = "episode", "model", "environment", "too
 EPISODE_PHASES = (EPISODE, MODEL_CALL, ENVIRONMENT, TOOL)
 """Phases whose spans overlap on a rank; they lie within the rank's generation, which alone is counted as its work."""
 
-MAX_WARNING, MAX_NAME = 2000, 100
-"""Most characters of a warning, and of a span's name."""
+MAX_NAME = 100
+"""Most characters of a span's name."""
 _OPEN_SPAN: ContextVar[int] = ContextVar("_OPEN_SPAN", default=0)
 """Id of the innermost open span of this thread; 0: none."""
 
@@ -129,8 +130,7 @@ class Recorder:
 
     def warn(self, name: str, message: str) -> None:
         """Report a problem that does not stop the run; it is shown once a step, on however many ranks it occurs."""
-        words = message[:MAX_WARNING].encode(errors="backslashreplace")  # what it quotes may be long, or no Unicode
-        self._report.warnings[name] = words.decode()
+        self._report.warnings[name] = legible(message)  # what it quotes may be long, or no Unicode
 
     def example(self, text: str) -> None:
         """Note the description of a response, for warnings on all responses of the step."""
@@ -153,7 +153,7 @@ class Recorder:
 
     def begin(self, phase: str, name: str = "", *, within: Span | None = None, start: float | None = None) -> Span:
         """Return a span that `end` records, in `within` or the thread's open span; such spans may overlap."""
-        words = (name or phase).encode(errors="backslashreplace").decode()[:MAX_NAME]  # the model may have written it
+        words = legible(name or phase, MAX_NAME)  # the model may have written it
         began, parent = time.time() if start is None else start, within.id if within else _OPEN_SPAN.get()
         return Span(phase, words, self.rank, began, began, self.pool, parent)
 

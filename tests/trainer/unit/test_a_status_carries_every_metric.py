@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import load
+from rlhf_api.status import Status
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.pace import MAX_STEPS, Steps
 from tests.examples.test_every_example_is_right import EXAMPLES
@@ -47,3 +49,15 @@ def test_the_status_tells_what_steps_take(tmp_path: Path) -> None:
     status = json.loads((folder.path / "status.json").read_text())
     expected = {"stepSeconds": 2.0, "responseTokens": 20.0, "phases": [{"phase": "update", "seconds": 1.0}]}
     assert status["progress"]["pace"] == expected
+
+
+def test_texts_of_users_are_bounded_in_the_status(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, next(job for job in load(EXAMPLES[0]) if job.name == "helpful-ppo"))
+    folder.begin(None, inputs={})
+    folder.warn("\udc80" + "x" * 10**6)
+    folder.fail(reason="UserCode", exit_code=ExitCode.USER_CODE, message="y" * 10**6 + "\udc80")
+    text = (folder.path / "status.json").read_text()
+    status = Status.model_validate_json(text, by_alias=True, by_name=False)
+    assert len(text) < 10_000
+    assert status.warnings[0].startswith("\\udc80xx")
+    assert len((folder.path / "events.log").read_text()) < 10_000

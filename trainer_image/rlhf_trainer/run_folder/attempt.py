@@ -21,6 +21,8 @@ from typing import Any, Final
 
 VARIABLE: Final = "RLHF_ATTEMPT"
 JOB_UID_VARIABLE: Final = "RLHF_JOB_UID"
+MAX_MESSAGE = 2000
+"""Most characters of an error in exit.json."""
 MAX_DIGITS = 300
 """Number of digits from which a whole number in JSON is read as a float; any shorter number fits into a float."""
 MARK, EXIT, LIFE, LOCK, STATUS = ".attempt", "exit.json", ".alive", ".lock", "status.json"
@@ -99,7 +101,8 @@ def write_exit(output: Path, code: int, *, reason: str, message: str) -> None:
         if attempt is None or newer_attempt(output, attempt):
             return
         whose = {"attempt": attempt.number, "jobUid": attempt.job_uid}
-        replace(output / EXIT, json.dumps({**whose, "exitCode": code, "reason": reason, "message": message}) + "\n")
+        ending = {**whose, "exitCode": code, "reason": reason, "message": message[:MAX_MESSAGE]}
+        replace(output / EXIT, json.dumps(ending) + "\n")
 
 
 def read_exit(output: Path, attempt: AttemptId) -> Mapping[str, Any] | None:

@@ -20,7 +20,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump, load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.problems import one_line
+from rlhf_api.problems import legible, one_line
 from rlhf_api.spec.data import DataSource, Rows
 from rlhf_api.status import Failure, Metric, Progress, SavedState, Status
 from rlhf_mapper.mapping import DeviceMapping, as_json
@@ -317,7 +317,7 @@ class JobFolder:
     def event(self, message: str) -> None:
         """Add a line with the time and a message to the job's events.log."""
         with (self.path / "events.log").open("a") as file:
-            file.write(f"{now()} {message}\n")
+            file.write(f"{now()} {legible(message)}\n")
 
     @writes
     def warn(self, message: str) -> None:
@@ -389,7 +389,7 @@ class JobFolder:
     def _write_status(self, texts: Mapping[str, str] = MappingProxyType({}), **changes: Any) -> None:
         """Write `texts` (file name -> text), then status.json with `changes`; a reader never sees half of a file."""
         self._status = self._status.model_copy(update=changes)
-        for name, text in {**texts, STATUS: json.dumps(self._status.document(), indent=2) + "\n"}.items():
+        for name, text in {**texts, STATUS: json.dumps(legible(self._status.document()), indent=2) + "\n"}.items():
             replace(self.path / name, text)
         own = own_attempt()
         if own and own != owner(self.path):
