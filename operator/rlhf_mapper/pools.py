@@ -12,7 +12,7 @@ from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.tables import StageTable
-from rlhf_mapper.simulate import memory, overlap
+from rlhf_mapper.simulate import layer, memory, overlap
 from rlhf_mapper.strategy import ACTIVATION_SHARES, GeneratingStrategies, Indices, ModelRequest, Setting, Strategies
 
 BATCH_BYTES = 16
@@ -175,8 +175,10 @@ class PoolCosts:
         request = self.requests[role]
         if request.work.receives_weights or (offload == "OptimizerInHost" and request.work.trained):
             return {"weights": 0.0}
-        work, software = request.work, self.settings[group].software
-        return memory.states(request.model, software, trains=work.trained > 0, trained_share=work.trained_share)
+        work, setting = request.work, self.settings[group]
+        trains, compresses = work.trained > 0, work.compresses(over_thin_link=setting.nodes.has_thin_link)
+        share = work.trained_share
+        return memory.states(request.model, setting.software, trains=trains, trained_share=share, compresses=compresses)
 
     def _state_choices(self, models: frozenset[str], group: int) -> list[StateChoice]:
         """Return the ways to keep the states: one for each smallest p x t, and for each use of host memory."""
@@ -248,15 +250,16 @@ class PoolCosts:
 
     def _pinned(self, roles: Sequence[Role], group: int, gpus: Numbers, offload: PoolOffload) -> Numbers:
         """Return the bytes of pinned host memory for one GPU's part of the states (and gradients) in host memory."""
-        software, total = self.settings[group].software, 0.0 * gpus
+        software, total, is_thin = self.settings[group].software, 0.0 * gpus, self.settings[group].nodes.has_thin_link
         moments = (software.optimizer_bytes / 2, software.optimizer_bytes / 2)
         for role in roles:
             request = self.requests[role]
             if request.work.trained:
                 gradients = (software.gradient_bytes,) * (offload == "OptimizerInHost")
+                unsent = (layer.FLOAT,) * request.work.compresses(over_thin_link=is_thin)
                 share = request.work.trained_share
                 frozen = (software.frozen_bytes,) * (share < 1)
-                sizes = (*frozen, *(share * each for each in (software.weight_bytes, *moments, *gradients)))
+                sizes = (*frozen, *(share * each for each in (software.weight_bytes, *moments, *unsent, *gradients)))
             else:
                 sizes = (software.frozen_bytes,) * (offload == "All")
             for size in sizes:

@@ -153,6 +153,10 @@ class Work:
     recomputes: bool | None = False
     """Whether activations are recomputed in the backward pass; None: the mapper decides."""
 
+    def compresses(self, *, over_thin_link: bool) -> bool:
+        """Whether replicas send each other compressed steps; each then keeps what it has not sent, in float32."""
+        return self.replicas > 1 and (self.compression == "TopK" or (self.compression == "Auto" and over_thin_link))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:

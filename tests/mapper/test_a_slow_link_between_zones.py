@@ -150,6 +150,16 @@ def test_copies_compress_over_a_thin_link(gbps: float, auto: str) -> None:
     saved = 4 * MODELS["7B"].parameters * (1 - COMPRESSED) / (passes.network.between * 8)
     assert seconds_of("None", 2) - seconds_of("TopK", 2) == pytest.approx(saved)
 
+    def held_with(compression: Any) -> float:
+        request = replace(
+            task.requests["actor"], work=replace(task.load.work["actor"], replicas=2, compression=compression)
+        )
+        setting = Setting(passes.nodes, task.software, task.load, task.correction)
+        return PoolCosts({"actor": request}, [setting], [np.array([16])]).states("actor", 0)["optimizer"]
+
+    assert held_with("Auto") == held_with(auto)
+    assert held_with("TopK") - held_with("None") == 4 * MODELS["7B"].parameters, "what is not sent, in float32"
+
 
 def drawn(seed: int) -> tuple[Job, NodeGroup]:
     draw = random.Random(seed)

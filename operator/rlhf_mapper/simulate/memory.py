@@ -63,17 +63,19 @@ def usable(software: Software, gpu_memory: float, gpus: NDArray[Any] | float, *,
     return free
 
 
-def states(model: Architecture, software: Software, *, trains: bool, trained_share: float = 1.0) -> dict[Part, float]:
+def states(
+    model: Architecture, software: Software, *, trains: bool, trained_share: float = 1.0, compresses: bool = False
+) -> dict[Part, float]:
     """Return the bytes of a model's states over all GPUs of a replica; gradients only if they are always in memory.
 
-    trained_share: share of the parameters that is trained (`Work.trained_share`).
+    trained_share: share of the parameters that is trained (`Work.trained_share`); compresses: see `Work.compresses`.
     """
     frozen, trained = model.parameters * software.frozen_bytes, model.parameters * trained_share
     if not trains:
         return {"weights": frozen}
     held: dict[Part, float] = {
         "weights": trained * software.weight_bytes + frozen * (trained_share < 1),
-        "optimizer": trained * software.optimizer_bytes,
+        "optimizer": trained * (software.optimizer_bytes + layer.FLOAT * compresses),
     }
     return held if software.shards_weights else {**held, "gradients": trained * software.gradient_bytes}
 

@@ -148,8 +148,7 @@ def _between_replicas(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
     if work.replicas == 1:
         return np.zeros_like(layouts.gpus)
     of_a_shard = passes.model.parameters * work.replicas / layouts.gpus * work.trained_share
-    chosen, others = work.compression, work.replicas - 1
-    compresses = chosen == "TopK" or (chosen == "Auto" and passes.nodes.has_thin_link)
+    others, compresses = work.replicas - 1, work.compresses(over_thin_link=passes.nodes.has_thin_link)
     sent = COMPRESSED * others if compresses else 2 * others / work.replicas
     seconds: Numbers = sent * of_a_shard * passes.software.gradient_bytes / passes.network.of(layouts.gpus)
     return seconds
