@@ -149,11 +149,7 @@ class Strategies:
         return found
 
     def _expert_sizes(self) -> list[Numbers]:
-        """Return the numbers of ranks to share the experts of a layer, by layout: [C cuts, K sizes] each.
-
-        Unless the manifest decides, they are 1, those of a stage in a node, and all of a copy of the stage, as far as
-        they divide the experts.
-        """
+        """Return the numbers of ranks to share a layer's experts, [C, K] each: the manifest's, or 1, a node's, all."""
         model, fixed = self.request.model, self.request.sizes
         if fixed or model.experts == 1 or not model.may_be_cut:
             return [np.full(self.fits.shape, float(fixed.expert if fixed else 1))]
@@ -208,10 +204,7 @@ class Strategies:
         return replace(layouts, d=layouts.d / self.request.replicas)
 
     def _longest(self, layouts: Layouts, sequences: float) -> Numbers:
-        """Return the most response tokens of a rank at once; sequences: of all data ranks together.
-
-        They are no more than the request's limit, or than the rank's part of one sequence if that is more.
-        """
+        """Return the most response tokens of a rank at once, of `sequences` on all ranks, by the request's limit."""
         load, response = self.setting.load, self.setting.load.most_read_tokens
         at_once = np.maximum(float(self.request.micro_batch_tokens), np.minimum(load.most_tokens / layouts.c, response))
         longest: Numbers = np.minimum(at_once, np.ceil(sequences / layouts.d) * response)
@@ -233,12 +226,7 @@ class Strategies:
         return sizes[sizes <= most]
 
     def _largest(self, layouts: Layouts, updating: Sequence[memory.Moment]) -> Indices:
-        """Return the index into `_sizes` of the largest micro-batch that fits; -1: none fits.
-
-        A micro-batch has at most the request's tokens on each rank, or one sequence.
-
-        Axes of the result: [ACTIVATION_SHARES, C cuts, K pool sizes].
-        """
+        """Return the index into `_sizes` of the largest micro-batch that fits, [shares, C, K]; -1: none fits."""
         moments = [*updating, *(self.reading(layouts) if self.request.work.read or not updating else ())]
         rooms = np.array(ACTIVATION_SHARES)[:, None, None] * self.setting.nodes.gpu.memory
         limit = np.maximum(self.request.micro_batch_tokens * layouts.c, self.setting.load.most_tokens)
@@ -356,10 +344,7 @@ class GeneratingStrategies(Strategies):
         return {}
 
     def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
-        """Return (index into `generators` of the fastest cut by pool size, its seconds [4, K pool sizes]).
-
-        room: index into ACTIVATION_SHARES by pool size; cache: KV bytes of a GPU by generation cut and pool size.
-        """
+        """Return (fastest index into `generators` [K], its seconds [4, K]); room: [K] shares; cache: bytes [G, K]."""
         sizes = np.arange(len(self.gpus))
         least, row, moved = (table[room, :, sizes].T for table in self.of_training)
         generated = self.generation_seconds(cache)

@@ -44,10 +44,7 @@ class JobLine:
 
 
 def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool, passing: type[Exception]) -> None:
-    """Print the job table: in a terminal again and again until Ctrl-C, elsewhere or with `once` a single time.
-
-    nothing: sentence in place of an empty table. passing: type of a later error of `read`, shown below the last table.
-    """
+    """Print the job table, again until Ctrl-C in a terminal without `once`; passing: type of errors that it shows."""
     console = Console(highlight=False)
     lines, trouble = read(), ""
     if once or not sys.stdout.isatty():

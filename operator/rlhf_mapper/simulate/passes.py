@@ -64,10 +64,7 @@ def expert_products(model: Architecture, gpu: Gpu) -> Table:
 
 
 def expert_part(model: Architecture, gpu: Gpu, tokens: Numbers, parts: Numbers | float) -> Numbers:
-    """Return the seconds of one of `parts` parts of a layer's experts with the tokens of `parts` ranks.
-
-    tokens: of a rank. Each rank has them routed to all experts, and computes a part of the experts for all ranks.
-    """
+    """Return the seconds of 1 / `parts` of a layer's experts with all tokens of `parts` ranks; tokens: of one."""
     of_all = tokens * parts
     beyond = np.maximum(of_all / ROWS[-1], 1.0)  # products are as long as they have rows there
     seconds: Numbers = beyond * expert_products(model, gpu).at(1.0, of_all) / parts

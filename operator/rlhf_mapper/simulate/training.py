@@ -72,10 +72,7 @@ def _exchanges(passes: Passes, layouts: Layouts, tokens: Numbers) -> Numbers:
 
 
 def _packed(rows: Numbers, most: Numbers, layouts: Layouts) -> tuple[Numbers, Numbers]:
-    """Return (number of micro-batches of a rank, mean sequences of each), all about equally full, as the trainer packs.
-
-    rows: sequences of the rank; most: sequences that a micro-batch holds. A pipeline has one for each stage at least.
-    """
+    """Return (micro-batches of a rank, mean sequences of each) for `rows`, at `most` each, and one for each stage."""
     count = np.maximum(np.ceil(rows / most - ROUNDING), layouts.p)
     return count, np.maximum(rows / count, 1.0)
 
@@ -86,10 +83,7 @@ def _computed_tokens(load: Workload, sequences: Numbers, together: int) -> Numbe
 
 
 def _collectives(passes: Passes, work: Work, every: Layouts, bytes_: float, kind: Collective) -> Numbers:
-    """Return the seconds of one collective for each layer among the FSDP ranks of a copy; bytes_: of each parameter.
-
-    The experts of a layer are gathered apart, since other ranks have their shards.
-    """
+    """Return the seconds of a collective for each layer, its experts apart, among a copy's FSDP ranks."""
     layouts = replace(every, d=every.d / work.replicas)
     model, experts = passes.model, layouts.of_experts
     of_experts = (model.layers - model.dense[0]) * model.expert_parameters
@@ -141,10 +135,7 @@ def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Number
 
 
 def _between_replicas(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
-    """Return the seconds in which copies of the weights (HSDP) exchange gradients, or compressed steps, in an update.
-
-    Each rank exchanges its shard, by a ring of all-reduce or, compressed, by a ring of all-gather.
-    """
+    """Return the seconds in which copies (HSDP) exchange a shard's gradients, or compressed steps, by a ring."""
     if work.replicas == 1:
         return np.zeros_like(layouts.gpus)
     of_a_shard = passes.model.parameters * work.replicas / layouts.gpus * work.trained_share

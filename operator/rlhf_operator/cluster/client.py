@@ -118,10 +118,7 @@ class Client:
         fields: str = "",
         slim: Callable[[Document], Document] | None = None,
     ) -> Listing:
-        """Return all objects of a kind in one consistent state, read in pages; only jobs keep their managedFields.
-
-        selector: label selector; fields: field selector; slim: applied to each object as soon as its page is read.
-        """
+        """Return all objects of a kind in one state, by label and field selectors; slim: applied to each object."""
         path, items = resource.path(namespace), list[Document]()
         given = {"limit": "100", "labelSelector": selector, "fieldSelector": fields}
         query = {name: value for name, value in given.items() if value}

@@ -57,10 +57,7 @@ class Past:
         return cls(measured=known, responses=lengths(job, tokens[-1] if tokens else None))
 
     def correction(self, cluster: Cluster) -> Correction:
-        """Return the correction of predictions by the newest attempt on the same GPU types, else on other types.
-
-        Most of the correction stems from the software, so that other GPU types serve too.
-        """
+        """Return the correction by the newest attempt on these GPU types, else on others: most is the software's."""
         types = {group.gpu.name for group in cluster.groups}
         same_gpus = [each for each in self.measured if set(each.gpus) == types]
         newest = (same_gpus or self.measured)[-1:]
@@ -171,10 +168,7 @@ def predict_placed(
 
 
 def _one_pool(job: Job, choices: Sequence[Machines], capacity: Capacity) -> DeviceMapping:
-    """Return a mapping of all models into one data-parallel pool, on the most machines over which the batch divides.
-
-    Raises NoPlaceError if machines differ in slots, or the rollout has its own pool; SpecError if nothing divides.
-    """
+    """Return a data-parallel pool of all models on the most machines that divide the batch; NoPlaceError, SpecError."""
     if "rollout" in job.placed_roles():
         raise NoPlaceError("the mapper does not know these models; say in spec.placement.pools where the rollout is")
     machines = next((each for each in choices if len({group.slots for group in each}) == 1), None)

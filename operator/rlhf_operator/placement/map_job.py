@@ -1,8 +1,4 @@
-"""Placement of a job's models: asks the auto-mapper about a snapshot's nodes, and reviews an existing mapping.
-
-Inputs are the snapshot and each config.json of an installed package. The status in the snapshot holds the shapes that
-pods of the job have read.
-"""
+"""Placement of a job's models: asks the mapper, by the snapshot's nodes and known shapes, and reviews a mapping."""
 
 import hashlib
 import json

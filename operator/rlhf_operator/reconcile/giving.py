@@ -35,10 +35,7 @@ class GivenRoom(NamedTuple):
 
 
 def find_room_to_give(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> GivenRoom | None:
-    """Return what the running attempt gives to jobs in line that could then begin; None if it goes on as it is.
-
-    Jobs that wait behind the first one are served, too, as long as the same jobs give.
-    """
+    """Return what the running attempt gives to jobs in line, the first and those behind it; None: it goes on."""
     own = replace(ctx.snapshot.job, status=ctx.status)
     may_give = is_open(own) and (is_guest(own) or bool(_spare_nodes(ctx, own)))
     if not (ctx.snapshot.in_line and may_give and _can_save(ctx)):
@@ -108,10 +105,7 @@ def will_leave_room(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
 def find_givers(
     ctx: ReconcileContext, to: ObservedJob, pods: Sequence[Group], holders: Sequence[ObservedJob]
 ) -> list[ObservedJob]:
-    """Return the jobs that give room for pods, with what they keep; none if pods need no more, or get too little.
-
-    As few jobs give as suffice, in the order of `_possible_givers`, after elastic pools have given their extra nodes.
-    """
+    """Return the fewest jobs, by `_possible_givers`, that give room after elastic pools, with what they keep."""
     trial = _Trial(ctx, to, pods, [each.without_extras() for each in holders], nodes_for(ctx, pods))
     givers = _possible_givers(ctx, to, pods, trial.holders) if pods else []
     trials = (givers[:count] for count in range(len(givers) + 1))

@@ -45,10 +45,7 @@ def attempt_manifests(pods: AttemptPods, *, claim_size: str) -> tuple[Manifest, 
 
 
 def rayjob(pods: AttemptPods) -> Manifest:
-    """Return the RayJob of an attempt, which is made once and never changed; the attempt ends with its RayJob.
-
-    KubeRay makes the RayJob's cluster, submits the entrypoint over HTTP, and takes the cluster down.
-    """
+    """Return the RayJob of an attempt, made once; KubeRay makes its cluster, submits by HTTP and takes it down."""
     name = names.rayjob_name(pods.job.name, pods.attempt)
     metadata, policy = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt), pods.job.spec.run_policy
     run = ("rlhf", "run", f"{names.JOB_FOLDER}/{job_file.KEY}", "--output", names.OUTPUT_FOLDER)
@@ -100,10 +97,7 @@ def _named(ports: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Manifest:
-    """Return the PodDisruptionBudget of an attempt, which goes with its RayJob: no ready pod is evicted, as by a drain.
-
-    pods: number of the attempt's pods, all of which must run; pods of an elastic pool do not count, and may be evicted.
-    """
+    """Return the budget by which no ready one of an attempt's `pods` is evicted; elastic pods are not among them."""
     selector: dict[str, Any] = {"matchLabels": {names.JOB_UID: job.uid, names.ATTEMPT: str(rayjob.attempt)}}
     if job.status.mapping and (pool := job.status.mapping.elastic_pool):
         selector["matchExpressions"] = [{"key": names.POOL, "operator": "NotIn", "values": [pool.name]}]

@@ -1,7 +1,4 @@
-"""Manifest of the Job that reads model shapes or a custom algorithm: a small pod with the job's image and claims.
-
-The pod has no credential of Kubernetes. Its termination message holds the answer, which the operator reads.
-"""
+"""Manifest of the Job that reads shapes or an own algorithm; its pod's termination message holds the answer."""
 
 import json
 from collections.abc import Mapping, Sequence

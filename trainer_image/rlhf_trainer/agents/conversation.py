@@ -1,7 +1,4 @@
-"""The calls of an episode: each gets its prompt's token ids, and the tokens of all calls become a tree.
-
-No answer is encoded again. A call that goes on from an earlier one gets that call's ids, and then the new messages.
-"""
+"""The calls of an episode as a tree of tokens: a call that goes on from another gets its ids, never encoded again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -113,10 +110,7 @@ class Conversation:
     """The calls of one episode, in their limits."""
 
     def __init__(self, encoder: TurnEncoder, *, prompt_tokens: int, tokens: int, calls: int) -> None:
-        """Begin an episode; encoder: of messages by the chat template, and of texts as they stand.
-
-        prompt_tokens: most tokens of the first call's prompt; tokens: most tokens of the tree after that prompt.
-        """
+        """Begin an episode, with at most `prompt_tokens` in its first prompt, `tokens` after it, and `calls`."""
         self._encoder, self._most_prompt, self._most, self._most_calls = encoder, prompt_tokens, tokens, calls
         self._most_characters = CHARACTERS * (prompt_tokens + tokens)
         self._calls: list[Call] = []

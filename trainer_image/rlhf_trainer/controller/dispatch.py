@@ -30,10 +30,7 @@ class Fetched:
     """Whether some reading rank gets no rows of the batch."""
 
     def cuts(self, made: range) -> list[range]:
-        """Return the row ranges of the blocks that a rank sends; `made`: the rows that the rank computes.
-
-        A reader that gets no rows takes an empty block, which only tells the field's type and shape.
-        """
+        """Return the row ranges of the blocks that a rank sends; an empty one tells a reader without rows the type."""
         first = bisect_right(self.pieces, made.start, key=lambda piece: piece.stop)
         last = bisect_left(self.pieces, made.stop, key=lambda piece: piece.start)
         inside = [range(max(piece.start, made.start), min(piece.stop, made.stop)) for piece in self.pieces[first:last]]
@@ -206,10 +203,7 @@ class Streams:
         self._scored.clear()
 
     def groups(self, batch: BatchFuture) -> Iterator[list[ray.ObjectRef]]:
-        """Yield lists of references to row groups (finished responses), one group of each generating rank in a list.
-
-        The groups are of the batch's newest generating call, and come in the order in which the responses end.
-        """
+        """Yield the newest generating call's row groups, one of each rank in a list, in the order in which they end."""
         call = max(made.call for made in batch.fields.values() if made.call in self._ranks)
         ranks = self._ranks.pop(call)
         for number in range(len(STREAM_SHARES)):

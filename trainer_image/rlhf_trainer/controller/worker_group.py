@@ -1,7 +1,4 @@
-"""The ranks of a pool as one object: a call goes to all of them by its transfer protocol and returns futures.
-
-Calls are recorded first. Consecutive calls that a rank can run without waiting are sent to it as one message.
-"""
+"""The ranks of a pool as one object: calls are recorded, sent in messages by their protocols, and give futures."""
 
 from __future__ import annotations
 

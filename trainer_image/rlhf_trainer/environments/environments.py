@@ -147,10 +147,7 @@ class Environments:
                 episode.until = time.monotonic() + episode.left
 
     def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
-        """Return (number, answer or AnswerFailure) of each episode that has answered, failed, or is late.
-
-        seconds: longest wait for the first such episode, if a request is pending; else there is no wait.
-        """
+        """Return (number, answer or AnswerFailure) of episodes; wait `seconds` for the first of pending requests."""
         found: list[tuple[int, Any]] = [*self._failed]
         self._failed = []
         limits = [each.until for each in self._episodes.values() if each.until is not None]

@@ -33,10 +33,7 @@ class Environment:
         self._session = connect(f"ws{url.rstrip('/').removeprefix('http')}/ws", max_size=None)
 
     def reset(self, row: Mapping[str, Any]) -> str | None:
-        """Begin an episode; the row's columns but the prompt are arguments of the environment's `reset`.
-
-        Returns the first observation, or None if the named field is empty, so that the data's prompt is used.
-        """
+        """Begin an episode with the row's columns as arguments; return the first observation, None if it is empty."""
         given = {name: value for name, value in row.items() if name != "prompt"}
         observation = self._ask("reset", given)["observation"]
         return self._text(observation) if self._observation is None or observation.get(self._observation) else None

@@ -1,7 +1,4 @@
-"""Environments of the package `verifiers` (0.4): their own programs call the model, at the base URL of the episode.
-
-The configuration is that of an environment there, such as {"taskset": {"id": package}, "agent": {"harness": ...}}.
-"""
+"""Environments of `verifiers` (0.4) by its configuration; their own programs call the model at the base URL."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,4 @@
-"""External engines (`rollout.endpoints`): token ids go to vLLM's HTTP servers, and token ids come back.
-
-A server that cannot be reached is lost until it is found again; its requests go to the other servers.
-"""
+"""External engines (`rollout.endpoints`): vLLM's servers by token ids; a lost one's requests go to the others."""
 
 import asyncio
 import json

@@ -67,10 +67,7 @@ def response_seed(seed: int, step: int, row: int, turn: int = 0) -> int:
 
 
 class GenerationEngine:
-    """vLLM with tensor and pipeline parallelism over ranks of torch.distributed, which must be initialised.
-
-    All ranks of an engine are given the same prompts and seeds, and return the same responses.
-    """
+    """vLLM in parallel over ranks of torch.distributed, which all give the same prompts and get the same responses."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""Lossless delta encoding of weights: only elements that changed since the last exchange are sent.
-
-A message has a bit for each element, then the new values. A small update changes few of the bfloat16 values of a model.
-Elements are compared by their bits.
-"""
+"""Lossless deltas of weights: a bit for each element, then the new values of those whose bits have changed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -108,11 +108,7 @@ class HybridEngine:
         )
 
     def to_generation(self) -> ReshardStats:
-        """Reshard the current training weights into the generator, a collective; returns the traffic.
-
-        NumericsError, with the parameter and the ranks, if received bits differ from sent bits, or the generator's bits
-        from received ones.
-        """
+        """Reshard the weights into the generator, a collective; return the traffic. NumericsError if bits differ."""
         weights: Mapping[str, Shard] = {}
         if self._model:
             adapter = self._model.adapter

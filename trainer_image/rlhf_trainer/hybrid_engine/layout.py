@@ -1,7 +1,4 @@
-"""Slices of all parameters that a rank holds, in training and in generation.
-
-A model is a list of `Parameter`s under the names and shapes of Hugging Face; the code is the same for all models.
-"""
+"""Slices of all parameters, under Hugging Face's names, that a rank holds in training and in generation."""
 
 import re
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Functions of the user's, each called in a guarded process under a time limit; a failure becomes one sentence.
-
-`UserFunction` is the trainer's end. A guarded process runs this module (`python -m`), so imports at its top are quick.
-"""
+"""Functions of the user's, each called under a time limit in a guarded process, which runs this module itself."""
 
 import importlib
 import inspect
@@ -258,10 +255,7 @@ def number_of(value: Any) -> float | None:
 
 
 def description_of(error: BaseException, failed: object) -> str:
-    """Return an error in one line: its class, its text, and the innermost line of its traceback in a user's file.
-
-    failed: the called object; if the traceback has no such line, the line where this object is defined is shown.
-    """
+    """Return an error in one line with the innermost line of a user's file, else that of the called object `failed`."""
     message: object = error
     frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:  # the text ends with the file's name, without its folder

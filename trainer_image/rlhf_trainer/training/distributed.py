@@ -224,10 +224,7 @@ class ModelMesh:
 
     @cached_property
     def pipeline_ways(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """Process groups of a fused schedule, for hidden states and for gradients; a collective when it is first read.
-
-        A group carries the messages of one model, one way between two ranks, so messages keep their order.
-        """
+        """Process groups of a fused schedule's hidden states and of its gradients, which keep messages in order."""
         stages, tensor = self.layout.pipeline, self.layout.tensor
         ranks = torch.arange(self.layout.world_size).view(-1, stages, tensor).transpose(1, 2)
         pipelines: list[list[int]] = ranks.reshape(-1, stages).tolist()

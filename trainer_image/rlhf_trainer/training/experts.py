@@ -86,10 +86,7 @@ def _on_this_rank(module: nn.Module) -> SimpleNamespace:
 
 
 def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Compute the experts of this rank's tokens, wherever these experts are: [n, H] -> [n, H].
-
-    index, weights: [n, k], numbers and weights of the experts of each token. Ranks without tokens take part, too.
-    """
+    """Compute all experts of this rank's tokens [n, H] by index and weights [n, k]; all ranks take part."""
     own, compute, ranks = _on_this_rank(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
     if ranks == 1:
         return compute(own, hidden, index, weights)  # type: ignore[no-any-return]

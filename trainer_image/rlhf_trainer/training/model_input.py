@@ -74,10 +74,7 @@ class FieldsOnDevice(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Documents:
-    """Positions of texts (documents) packed side by side in a row of N tokens.
-
-    A document attends to its own tokens, and to the prefix of its text that other documents compute.
-    """
+    """Positions of texts (documents) in a packed row; each attends to itself and to its prefix in other documents."""
 
     lengths: tuple[int, ...]
     """Number of tokens of each document, in packed order; the sum is N."""

@@ -173,10 +173,7 @@ READERS = 8
 
 
 class TrainerState:
-    """Saved state of a model and its optimizer: each rank writes its shards, and can read the shards of another layout.
-
-    Files are safetensors, so loading runs no pickle. Tensors are `model.<name>` and `optimizer.<moment>.<name>`.
-    """
+    """State of a model and optimizer, safetensors `model.<name>` and `optimizer.<moment>.<name>`, for any layout."""
 
     def __init__(self, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -251,10 +248,7 @@ class TrainerState:
         return tensors
 
     def _of_replica(self) -> dict[str, Any]:
-        """Return by name what differs between replicas that compress: moments and what is left (`CompressedSteps`).
-
-        Plain moments, as `_tensors` returns them, are the first replica's, and must be there already.
-        """
+        """Return by name what differs between replicas that compress: moments (there already) and what is left."""
         mesh, own = self._model.mesh, dict[str, Any]()
         for name, parameter in trained_parameters(self._model).items() if mesh.compresses else ():
             left, moments = left_of(self._optimizer, parameter), self._optimizer.state[parameter]

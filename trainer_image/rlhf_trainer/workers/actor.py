@@ -78,10 +78,7 @@ class ActorWorker(GeneratingActor):
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, reads_if_there=FIELDS_IF_THERE, phase="update")
     def update_actor(self, batch: Batch, *, critic: CriticWorker | None = None) -> None:
-        """Make several epochs of updates by the clipped loss and, if set, entropy, KL and pretraining terms.
-
-        critic: the critic of this process if the passes of its updates are fused with those of the actor's.
-        """
+        """Update in several epochs by the clipped loss, entropy, KL, pretraining; critic: fused with the updates."""
         updates = self._updates(batch)
         if critic:
             run_together([(self.trainer.mesh, updates), (critic.trainer.mesh, critic.updates(batch))])

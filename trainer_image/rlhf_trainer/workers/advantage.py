@@ -112,10 +112,7 @@ class AdvantageWorker:
         return fields
 
     def token_rewards(self, batch: Batch) -> Tensor:
-        """Return rewards [B, T]: the shaped score on the last token of the response, less the KL penalty on each token.
-
-        In an episode a turn's environment reward is on the turn's last token; the score's rest is on the last token.
-        """
+        """Return rewards [B, T]: turns' on their last tokens, the rest on the last, less each token's KL penalty."""
         mask, valid, kl = batch["response_mask"], batch["valid"], self.kl_of(batch)
         given = batch.fields.get("scores", torch.zeros_like(valid))
         if self._algorithm.rewards.normalization == "Running":

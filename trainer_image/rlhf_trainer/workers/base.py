@@ -105,10 +105,7 @@ class WorkerSetting:
         return self.job.spec.rollout.routing == "Replay"
 
     def must_replay_routing(self) -> bool:
-        """Whether the job replays the routing of its actor, this model: if it may, and the model has experts.
-
-        ConfigError if the manifest asks for it, but the model is dense, or its routers are not known.
-        """
+        """Whether the job replays the routing of its actor, this model; ConfigError if it must, but cannot."""
         has_experts = self.job.may_replay_routing and expert_count(self.config()) > 0
         if self.replays_routing and not (has_experts and self.config().model_type in REPLAYED):
             missing = "routers that the trainer knows" if has_experts else "experts"
@@ -333,10 +330,7 @@ def both_texts(micro: Fields) -> list[TokenBatch]:
 
 
 def with_step(moments: RunningMoments, values: Tensor, counts: Tensor) -> RunningMoments:
-    """Return the running moments updated by a step's values [B] on all ranks; counts [B]: 1 to include a value, else 0.
-
-    If any value is not finite, the moments stay the same, as NaN would spoil all later moments.
-    """
+    """Return the moments with a step's values [B] of all ranks by counts [B]; the same if one is not finite."""
     count, total = sum_over_ranks([counts.sum(), (values * counts).sum()])
     mean = total / max(count, 1.0)
     deviation = sum_over_ranks([((values - mean) ** 2 * counts).sum()])[0]

@@ -146,10 +146,7 @@ class RolloutKeeper:
 
     @register(DP_PROTO, reads=KEPT_FIELDS, reads_if_there=KEPT_IF_THERE)
     def keep(self, batch: Batch) -> None:
-        """Add a line to the file for each response to the kept prompts, without rows that nothing is learned from.
-
-        Rows with one of the step's worst tokens are kept, too: those whose probabilities differ most by the ratio.
-        """
+        """Add a line for each learned response to the kept prompts, or with one of the step's worst tokens."""
         learned = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
         worst = self._worst_tokens(batch)
         # By the prompt: the same choice on any number of ranks and on a resume.

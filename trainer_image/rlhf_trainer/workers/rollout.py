@@ -129,10 +129,7 @@ class Generation:
         )
 
     def _measure_engine(self, fields: Fields) -> None:
-        """Record the FLOPs of the response tokens (prompts may be cached), and the largest used share of the KV cache.
-
-        Generation by servers is not recorded: they run on devices that are not the job's.
-        """
+        """Record the FLOPs of response tokens and the fullest KV cache; those of servers are on others' devices."""
         if self.engine is None or self._costs is None:
             return
         costs, read = self._costs, fields["response_mask"].sum(1).long()

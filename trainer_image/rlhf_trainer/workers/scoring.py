@@ -1,7 +1,4 @@
-"""Workers that score responses: by a reward that is not one model alone, and by all measures of an evaluation.
-
-Such a reward is a function, verifier, service or judge, or a weighted sum of these and at most one model.
-"""
+"""Workers that score responses by a reward of functions, verifiers, services, judges and a model, or by measures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Frozen teachers: the actor learns their probabilities of tokens (on-policy distillation, arXiv:2306.13649).
-
-A teacher on a server is a vLLM server: it gets token ids and gives the log-probabilities of a prompt's tokens.
-"""
+"""Frozen teachers whose token probabilities the actor learns (arXiv:2306.13649), in the job or on vLLM's servers."""
 
 import json
 from collections.abc import Mapping, Sequence
