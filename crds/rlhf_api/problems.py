@@ -22,7 +22,6 @@ class Problem:
         return printable(f"{self.path}: {self.message}")
 
     def within(self, prefix: str) -> "Problem":
-        """Return the problem with `prefix` before its path."""
         return Problem(prefix + self.path, self.message)
 
 

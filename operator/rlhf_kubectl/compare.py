@@ -31,7 +31,6 @@ def sections(jobs: Sequence[ObservedJob], now: datetime) -> list[list[Row]]:
 
 
 def table(jobs: Sequence[ObservedJob], now: datetime) -> Table:
-    """Return the comparison of jobs as a table."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", highlight=False)
     shown.add_column(no_wrap=True)
     for title in (*(job.name for job in jobs), "change" if len(jobs) == 2 else ""):

@@ -18,7 +18,6 @@ class PipelineUpdate:
     """Whether the last rank holds the first stage."""
 
     def stage(self, rank: int, stages: int) -> int:
-        """Return the stage that a rank of the pipeline holds."""
         return stages - 1 - rank if self.reverses else rank
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rlhf_api.names import Role
 from rlhf_mapper.fused_schedule import FusedUpdates
-from rlhf_mapper.mapping import FUSED, MappedPool, ModelPrediction, Phase, Prediction
+from rlhf_mapper.mapping import FUSED, MappedPool, ModelPrediction, Prediction
 from rlhf_mapper.workload import Workload
 
 
@@ -19,8 +19,10 @@ def with_fused_updates(
     models = prediction.models
     saved = load.work["actor"].updates * (fused.alone.seconds - fused.schedule.seconds)
     factor = 1 - saved / sum(models[role].seconds["update"] for role in FUSED)
-    shorter = {role: replace(models[role], seconds=_with_update(models[role], factor)) for role in FUSED}
-    after = {**models, **shorter}
+    after = dict(models)
+    for role in FUSED:
+        seconds: dict[Phase, float] = {**models[role].seconds, "update": factor * models[role].seconds["update"]}
+        after[role] = replace(models[role], seconds=seconds)
     least = _slowest(models, pools) - _slowest(after, pools)
     step = max(prediction.step_seconds - least, prediction.stages["generation"])
     ratio = step / prediction.step_seconds
@@ -35,10 +37,6 @@ def with_fused_updates(
         models=after,
         fused_updates=fused,
     )
-
-
-def _with_update(model: ModelPrediction, factor: float) -> dict[Phase, float]:
-    return {**model.seconds, "update": factor * model.seconds["update"]}
 
 
 def _slowest(models: Mapping[Role, ModelPrediction], pools: Sequence[MappedPool]) -> float:

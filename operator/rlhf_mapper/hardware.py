@@ -33,7 +33,6 @@ class Gpu:
 
     name: str
     memory: float
-    """Bytes of the GPU's memory."""
     bf16: float
     """FLOP/s of matrix products in bf16 (fp16 where there is no bf16)."""
     fp32: float
@@ -52,7 +51,6 @@ class Gpu:
     host_memory: float = 128 * GB
     """Bytes of host memory for each GPU of a usual node, if the node's figure is unknown."""
     node_size: int = 8
-    """GPUs of a usual node."""
     has_bf16: bool = True
     """Whether vLLM takes bf16 on it: from compute capability 8.0 on."""
     product: frozenset[str] = frozenset()
@@ -187,7 +185,6 @@ class FoundGpu:
 
     name: str
     memory: float
-    """Bytes of the GPU's memory."""
     capability: tuple[int, int] = (0, 0)
     """CUDA's compute capability; (0, 0) for a GPU of another vendor."""
     multiprocessors: int = 0

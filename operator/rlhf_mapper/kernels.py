@@ -63,7 +63,6 @@ class Measured:
     """Kernels of one GPU type."""
 
     gpu: Gpu
-    """The GPU that was measured."""
     tables: Mapping[str, Table]
     """Shares of the roofline, and seconds of collectives."""
 

@@ -86,7 +86,6 @@ class Simulated:
             self.clear()
 
     def clear(self) -> None:
-        """Forget all results."""
         for results in vars(self).values():
             results.clear()
 

@@ -21,7 +21,6 @@ HOST_MEMORY = range(16, 4097, 16)
 LACKING = range(1, 4097)
 """Gigabytes that a slot of a manifest's pool may lack."""
 ADAPTER_RANK = 16
-"""Rank of the adapters that are tried as a remedy."""
 
 
 def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:

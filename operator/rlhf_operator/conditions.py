@@ -49,7 +49,6 @@ def found(conditions: Sequence[Condition], kind: ConditionType) -> Condition | N
 
 
 def holds(conditions: Sequence[Condition], kind: ConditionType) -> bool:
-    """Whether the condition of this type is True."""
     return (each := found(conditions, kind)) is not None and each.status == "True"
 
 

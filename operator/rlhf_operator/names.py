@@ -93,7 +93,6 @@ def gpu_product(labels: Mapping[str, str], resource: str) -> str:
 
 
 def rayjob_name(job: str, attempt: int) -> str:
-    """Return the name of an attempt's RayJob."""
     return f"{job}-a{attempt}"
 
 

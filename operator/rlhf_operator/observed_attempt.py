@@ -35,7 +35,6 @@ def is_leaving(pod: ObservedPod, pool: MappedPool) -> bool:
 
 
 def workers_of(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
-    """Return the worker pods of the current attempt."""
     return tuple(pod for pod in current_pods(snapshot) if pod.role == names.WORKER)
 
 

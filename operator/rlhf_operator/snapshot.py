@@ -328,7 +328,6 @@ class Snapshot:
         return self.without({each.name for each in self.nodes or () if each.group})
 
     def without(self, nodes: Collection[str]) -> Snapshot:
-        """Return the snapshot without the nodes of these names."""
         left = None if self.nodes is None else tuple(each for each in self.nodes if each.name not in nodes)
         return replace(self, nodes=left)
 

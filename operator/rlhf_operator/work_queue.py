@@ -62,7 +62,6 @@ class WorkQueue(Generic[K]):
         return pause
 
     def succeeded(self, key: K) -> None:
-        """Forget the failures of a key."""
         self.failures.pop(key, None)
 
     async def get(self) -> K:

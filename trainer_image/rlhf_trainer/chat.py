@@ -54,7 +54,6 @@ class EndTokens:
     ids: list[int]
     """Ids of the tokens; first comes the one with which the chat template ends an answer."""
     texts: list[str]
-    """Text of each of the tokens."""
     pattern: re.Pattern[str]
     """Pattern of the text from an answer to the end of its turn, such as a space and an end token."""
     unknown: Sequence[int]

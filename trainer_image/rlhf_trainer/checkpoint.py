@@ -83,7 +83,6 @@ class CheckpointStore:
 
     @property
     def is_local(self) -> bool:
-        """Whether the checkpoints are in a folder of this machine."""
         return isinstance(self._files, LocalFileSystem)
 
     def try_writing(self) -> None:

@@ -54,7 +54,6 @@ class LocalFile:
             raise SafetensorError(f"{path}: {error}") from error
 
     def names(self) -> list[str]:
-        """Return the names of the tensors in the file."""
         return list(self._open.keys())
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -47,7 +47,6 @@ class Batch:
         return self.fields[name]
 
     def with_fields(self, added: Fields) -> Batch:
-        """Return this batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
     def with_prefixed(self, **others: Batch) -> Batch:

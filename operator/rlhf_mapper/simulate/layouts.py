@@ -67,7 +67,6 @@ class Layouts:
         return np.where(self.gathers_keys(model), self.c, few)
 
     def layer_parameters(self, model: Architecture) -> Numbers:
-        """Return the number of parameters of a layer that a rank computes with."""
         return (model.layer_parameters - model.expert_parameters) / self.t + self.own_experts(model)
 
     def own_experts(self, model: Architecture) -> Numbers:

@@ -142,7 +142,6 @@ class Passes:
         return self.model.parameters / layouts.gpus * bytes_ / self.nodes.gpu.host_bandwidth
 
     def stage_layers(self, layouts: Layouts) -> Numbers:
-        """Return the number of layers in the largest pipeline stage."""
         return np.ceil(self.model.layers / layouts.p)
 
     def compute(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:

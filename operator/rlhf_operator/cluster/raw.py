@@ -50,7 +50,6 @@ def texts(value: object, *path: str) -> dict[str, str]:
 
 
 def entries(value: object, *path: str) -> Iterator[Document]:
-    """Return the objects in the list at a path of keys."""
     found = at(value, *path)
     return (each for each in (found if isinstance(found, list) else []) if isinstance(each, Mapping))
 

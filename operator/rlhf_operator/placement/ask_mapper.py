@@ -208,11 +208,9 @@ class PodRequest(NamedTuple):
 
     pods: int
     slots: int
-    """GPUs or CPU slots of each pod."""
     gpu: str | None = None
     """Name of the GPU type in the mapper; None: any type."""
     zone: str | None = None
-    """Zone of the nodes; None: any zone."""
 
 
 def have_room(capacity: Capacity, requests: Iterable[PodRequest], settings: Settings) -> bool:

@@ -34,7 +34,6 @@ class MachineGroup:
     """GPU product by the node's label; empty for CPU slots and unlabelled nodes."""
     count: int
     slots: int
-    """GPUs or CPU slots of each machine."""
     link: float | None = None
     """Bytes/s between the GPUs of a node, both directions together, by the settings; None if unset."""
     network: float | None = None

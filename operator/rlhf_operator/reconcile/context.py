@@ -202,7 +202,6 @@ class ReconcileContext:
         return conditions.holds(self.status.conditions, kind)
 
     def set_condition(self, kind: ConditionType, status: Truth, reason: str, message: str = "") -> None:
-        """Set the condition of this type in the new status."""
         new = Condition(
             type=kind,
             status=status,
@@ -265,7 +264,6 @@ def _parsed_job(name: str, namespace: str, spec: str, step: AlgorithmFacts | Non
 
 
 def explaining(status: Status, phase: Phase) -> list[Condition]:
-    """Return the conditions of a status that explain a phase."""
     kinds = EXPLAINING_CONDITIONS.get(phase, ("Training",))
     return [each for kind in kinds if (each := conditions.found(status.conditions, kind))]
 

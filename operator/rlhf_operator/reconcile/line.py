@@ -159,7 +159,6 @@ def _awaits_nodes(room: Sequence[Reserved]) -> bool:
 
 
 def _pods(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> list[Group]:
-    """Return the pods of an attempt for a trial placement."""
     return groups_of(AttemptPods(snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings))
 
 

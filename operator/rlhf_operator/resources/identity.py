@@ -29,7 +29,6 @@ def metadata(
 
 
 def document(api_version: str, kind: str, metadata: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Return an object of Kubernetes."""
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
 
 

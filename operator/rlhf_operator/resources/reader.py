@@ -22,7 +22,6 @@ CONTAINERS = ("containers", "initContainers")
 
 
 def name(snapshot: Snapshot, job: Job, request: ReadRequest) -> str:
-    """Return the name of the reader Job for a request."""
     return names.shape_reader_name(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, request))
 
 

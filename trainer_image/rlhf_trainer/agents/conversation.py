@@ -77,12 +77,10 @@ class Call:
     """Index in the tree of the prompt's last token."""
     max_tokens: int
     number: int
-    """Number of the call in its episode, from 0."""
     answer: ChatMessage | None = None
     written: Sequence[int] = ()
     """Token ids of the answer."""
     ended: bool = False
-    """Whether the answer ended with an end token."""
     stop: str = ""
     """Text of the request's `stop` that ended the answer and is not shown."""
 
@@ -124,7 +122,6 @@ class Conversation:
 
     @property
     def answered(self) -> int:
-        """Number of calls that have an answer."""
         return sum(call.answer is not None for call in self._calls)
 
     @property

@@ -28,7 +28,6 @@ class ProcessState:
     line: str
     """Innermost frame of the running call: file and line, function."""
     waits: bool
-    """Whether the process waits for other ranks."""
     stacks: str
     quiet_seconds: float
     """Seconds since this worker's process last ended a call."""

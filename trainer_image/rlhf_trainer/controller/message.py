@@ -40,7 +40,6 @@ class Message:
         return first if len(self.calls) == 1 else f"one of {len(self.calls)} calls from {first} to {last}"
 
     def add(self, request: CallRequest) -> None:
-        """Add a call to the message."""
         self.calls.append(request.name)
         self.requests.append(request)
         self.step = max(self.step, request.batch.step if request.batch else 0)

@@ -85,7 +85,6 @@ class Outcome:
     """Outcome of a call on one rank: the returned value and the measurements."""
 
     number: int
-    """Number of the call, as in its `CallRequest`."""
     value: Any
     """Value that the method returned; None if it adds fields."""
     report: Report
@@ -151,7 +150,6 @@ class SlotProcess:
         return os.getpid(), socket.gethostname()
 
     def build(self, role: str, worker_class: type, arguments: Mapping[str, object]) -> None:
-        """Construct the worker of a role in this process."""
         init: Callable[..., Any] = worker_class.__init__  # type: ignore[misc]  # only for a message about it
         with (
             self._running_call(f"{role}.__init__"),

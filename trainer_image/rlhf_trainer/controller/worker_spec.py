@@ -30,5 +30,4 @@ class WorkerSpec:
         return found or getattr(self.worker_class, method)
 
     def build(self) -> Any:  # any class may be a worker, the user's too
-        """Construct the worker in this process."""
         return self.worker_class(**self.arguments)

@@ -20,7 +20,6 @@ class Order:
     """Order of the examples of all data sets (sources); example numbers run through all sources, one by one."""
 
     counts: tuple[int, ...]
-    """Number of examples of each source."""
     weights: tuple[float, ...]
     seed: int | None
     """Seed of the permutations; None: every epoch has the order of the files."""

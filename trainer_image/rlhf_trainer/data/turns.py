@@ -52,7 +52,6 @@ class TurnEncoder:
         return str(self._tokenizer.decode(list(written), skip_special_tokens=False))
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token alone."""
         return [str(self._tokenizer.decode([token])) for token in tokens]
 
     def _as_messages(self, given: str | list[ChatMessage]) -> str | list[ChatMessage]:

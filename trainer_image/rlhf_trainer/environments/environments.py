@@ -58,7 +58,6 @@ class RunningEpisode:
     left: float = 0.0
     """Seconds that the episode had left for its answer when its time was paused."""
     pauses: int = 0
-    """Number of reasons for which its time is paused."""
     waits: bool = False
     """True until a sandbox has taken its request; its time is paused until then."""
     tool_times: Sequence[ToolTime] = ()
@@ -198,7 +197,9 @@ class Environments:
             message = receive(episode.channel, most=MAX_BYTES, until=min(episode.until or 0.0, longest))
         except (OSError, EOFError) as error:
             self._drop_request(episode)
-            return self._lateness() if isinstance(error, TimeoutError) else self._failure_of(number)
+            if isinstance(error, TimeoutError):
+                return self._lateness()
+            return AnswerFailure(self.end(number) or "ended", kind="ended" if self._process else "lost")
         except (ValueError, RecursionError) as error:
             self._drop_request(episode)
             return AnswerFailure(f"sent what is no answer: {error}")
@@ -214,10 +215,6 @@ class Environments:
 
     def _lateness(self) -> AnswerFailure:
         return AnswerFailure(f"did not answer within {self._seconds:g} s", kind="late")
-
-    def _failure_of(self, number: int) -> AnswerFailure:
-        """Return the failure of an episode whose process has closed its socket."""
-        return AnswerFailure(self.end(number) or "ended", kind="ended" if self._process else "lost")
 
 
 def answer_in(message: Any, method: str) -> Any:
@@ -319,20 +316,16 @@ class EpisodeServer:
             if self._environment is None:
                 self._environment = self._make(**self._arguments)
             called, function = method, getattr(type(self._environment), method, self._make)
-            found = self._awaited(getattr(self._environment, method)(given))
+            found = getattr(self._environment, method)(given)
+            if inspect.isawaitable(found):
+                self._loop = self._loop or asyncio.new_event_loop()
+                found = self._loop.run_until_complete(found)
             times = getattr(self._environment, TOOL_TIMES, None) if method == "step" else None
             return {"answer": ANSWERS[method](found), **({TOOL_TIMES: times} if times else {})}
         except WrongAnswerError as error:
             return {"problem": f"{method} gave {error}{place_of(function)}", "kind": error.kind}
         except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises
             return {"problem": f"{called} raised {description_of(error, function)}"}
-
-    def _awaited(self, found: Any) -> Any:
-        if not inspect.isawaitable(found):
-            return found
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(found)
 
 
 def _step(found: Any) -> list[Any]:

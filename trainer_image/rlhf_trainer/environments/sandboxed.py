@@ -126,7 +126,6 @@ class Tunnel:
         self._channel, self._process, self._model, self._listener = channel, process, model, listener
         self._connections: dict[int, socket.socket] = {}
         self._numbers = itertools.count()
-        """Numbers of new connections."""
         self._selector = selectors.DefaultSelector()
         for each in filter(None, (channel, process, listener)):
             self._selector.register(each, selectors.EVENT_READ)

@@ -106,7 +106,6 @@ class Server:
     """Random id of the server process in the process group for the actor's weights; empty: no process has joined."""
     is_lost: bool = False
     requests: int = 0
-    """Number of pending generation requests to the server."""
 
     def says(self, what: str) -> str:
         return f"{self.path}: {self.url} {what}"

@@ -333,7 +333,6 @@ class GenerationEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the engine is generating a response."""
         return bool(self._engine.llm_engine.has_unfinished_requests())
 
     def agreed(self, value: Any) -> Any:

@@ -46,7 +46,6 @@ class ParameterLocation:
     shape: tuple[int, ...]
     """Shape of the whole Hugging Face parameter."""
     shard: TensorSlice
-    """Slice of the parameter that this rank holds."""
     transposed: bool = False
 
     @property

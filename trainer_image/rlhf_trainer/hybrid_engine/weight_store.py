@@ -189,7 +189,6 @@ class WeightReader:
     """Reader of a weight store: it holds all weights of one version in memory, and catches up with the newest one."""
 
     job: Job
-    """Job that trains the weights."""
     full: str
     """Address of the full version with which the held version began."""
 

@@ -81,7 +81,6 @@ class WandBRuns:
 
 
 def wandb() -> Any:
-    """Import and return the package wandb."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
     import wandb as package

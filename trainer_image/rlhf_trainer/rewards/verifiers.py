@@ -226,7 +226,6 @@ def _last_block(response: str, *languages: str) -> str:
 
 
 def code_in(verifier: spec.Code, prompt: str, response: str) -> str:
-    """Return the code in a response that the verifier Code judges."""
     return _last_block(_turn(verifier, prompt, response), *PYTHON)
 
 

@@ -17,7 +17,6 @@ from rlhf_trainer.why.diagnosis import SIGNALS, causes_of
 from rlhf_trainer.why.seen import Row, Seen
 
 LOOK_STEPS = 5
-"""Steps between two looks."""
 MAX_ROWS = 2000
 """Most kept responses, the latest, that a look reads."""
 

@@ -33,7 +33,6 @@ class ElasticMachines:
 
     @property
     def count(self) -> int:
-        """Number of machines in use."""
         return len(self._in_use)
 
     def _find_alive(self) -> set[str]:

@@ -80,7 +80,6 @@ class RunFile:
         self._path, self._lock, self._require_ours = folder / RUN, Lock(), require_ours
 
     def read(self) -> Document:
-        """Return the content of the file."""
         return parsed(self._path.read_bytes())
 
     def change(self, *, read: Iterable[Entry] | None = None, made: Entry | None = None) -> Document:

@@ -23,7 +23,6 @@ class StepMetric(NamedTuple):
     recorded: str
     """Name of the metric in metrics.jsonl; in a metric family `*` stands for the value of the label."""
     name: str
-    """Name of the metric for Prometheus."""
     unit: str
     meaning: str
     section: Section = ""

@@ -35,7 +35,6 @@ class ExpertBalance:
         self._counts, self._entropy, self._places = torch.empty(0), torch.empty(0), torch.empty(0)
         routers = [each for block in sparse_blocks(model) for each in block.children() if hasattr(each, "top_k")]
         self._routers = len(routers)
-        """Number of routers of all stages."""
         if mesh.layout.pipeline > 1:
             self._routers = int(sum_over_ranks([self._routers], mesh.pipeline_group)[0])
         names = {module: name for name, module in model.named_modules()}

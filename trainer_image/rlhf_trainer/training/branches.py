@@ -37,7 +37,6 @@ class Branch:
 
     @property
     def size(self) -> int:
-        """Number of tokens of the branch."""
         return len(self.key) // TOKEN.itemsize
 
 

@@ -30,7 +30,6 @@ class NormKind:
     """Kind of a family's norms, by the arguments of LigerRMSNormFunction."""
 
     offset: float
-    """Number that is added to the weight."""
     casting: str
     is_first: bool
     """Whether norms come before attention and MLP only; then no residual shares the gradient of a norm's output, and

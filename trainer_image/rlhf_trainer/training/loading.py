@@ -78,7 +78,6 @@ def load_end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase, *, revision
 
 
 def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedConfig:
-    """Load the config.json of a model folder."""
     with _one_sentence(folder):
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, revision=revision)
 

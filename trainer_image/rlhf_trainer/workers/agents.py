@@ -25,7 +25,7 @@ from rlhf_trainer.rewards.supervision import AnswerFailure, Kind
 from rlhf_trainer.telemetry import EPISODE, MODEL_CALL, TOOL, Span, recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.episodes import ResponseEnded, require_some
+from rlhf_trainer.workers.episodes import Responder, ResponseEnded, require_some
 from rlhf_trainer.workers.samples import EPISODES, RAW_PROMPTS, as_bytes, from_bytes
 
 REQUESTS = 4
@@ -85,7 +85,6 @@ class Program:
     """Spans of the tools that the last answer asked for; they end with the program's next request."""
 
     def end_tools(self) -> None:
-        """Record the spans of the tools."""
         for each in self.tools:
             recorder.end(each)
         self.tools = []
@@ -118,13 +117,12 @@ class Program:
 class ProgramRunner:
     """Programs of an engine, and their proxy, on the engine's first rank."""
 
-    def __init__(self, setting: WorkerSetting, tokenizer: PreTrainedTokenizerBase, environments: Environments) -> None:
-        """Wait for the import of the user's module, and start the proxy."""
-        environments.ready()
+    def __init__(self, setting: WorkerSetting, encoder: TurnEncoder, environments: Environments) -> None:
+        """Start the proxy."""
         data, rollout = setting.job.spec.data, setting.job.spec.rollout
         self._new_conversation = partial(
             Conversation,
-            TurnEncoder(tokenizer, chat_template="Never", ends=setting.end_tokens(tokenizer)),
+            encoder,
             prompt_tokens=data.max_prompt_tokens,
             tokens=data.max_response_tokens,
             calls=rollout.max_turns,
@@ -132,7 +130,7 @@ class ProgramRunner:
         sampling = {"temperature": rollout.temperature, **rollout.sampling_parameters(greedy=False)}
         self._requests: dict[str, Any] = {"model": setting.model.uri, "sampling": sampling}
         self._gives_reward = setting.job.spec.models.reward is None
-        self._environments, self._proxy = environments, Proxy(requests=REQUESTS * rollout.max_turns)
+        self._environments, self.proxy = environments, Proxy(requests=REQUESTS * rollout.max_turns)
         self._numbers = itertools.count()
         self._programs: dict[str, Program] = {}
         """Running programs by the key of their episode."""
@@ -141,11 +139,6 @@ class ProgramRunner:
         self._rows: Mapping[int, Row] = {}
         self._waiting, self._commands = deque[int](), EngineCommands()
         self._seed: Callable[[int, int], int] = lambda *_: 0
-
-    def close(self) -> None:
-        """End the programs and the proxy."""
-        self._environments.close()
-        self._proxy.close()
 
     def play(self, rows: Mapping[int, Row], seed: Callable[[int, int], int]) -> None:
         """Have programs played for rows, by their numbers; seed: function of (row, number of a call)."""
@@ -156,7 +149,7 @@ class ProgramRunner:
         while self._waiting and len(self._programs) < self._environments.most:
             self._start(self._waiting.popleft())
         ended = self._environments.answers(seconds=0)
-        for pending, is_gone in self._proxy.received(seconds=IDLE_SECONDS if is_idle and not ended else 0):
+        for pending, is_gone in self.proxy.received(seconds=IDLE_SECONDS if is_idle and not ended else 0):
             self._take(pending, is_gone=is_gone)  # before the ends: it was sent before
         keys = {program.row: key for key, program in self._programs.items()}
         for row, found in ended:
@@ -183,9 +176,9 @@ class ProgramRunner:
         self._forget(number)
 
     def _start(self, row: int) -> None:
-        key = self._proxy.open()
+        key = self.proxy.open()
         self._programs[key] = Program(row, self._new_conversation())
-        variables = {"OPENAI_BASE_URL": self._proxy.url, "OPENAI_API_KEY": key, "OPENAI_MODEL": MODEL}
+        variables = {"OPENAI_BASE_URL": self.proxy.url, "OPENAI_API_KEY": key, "OPENAI_MODEL": MODEL}
         variables |= {name: f"{os.environ.get(name, '')},{HOST}" for name in ("NO_PROXY", "no_proxy")}
         self._environments.begin(row, self._seed(row, 0))
         self._environments.ask(row, "run", {"row": self._rows[row][0], "variables": variables})
@@ -246,7 +239,7 @@ class ProgramRunner:
     def _end(self, key: str, found: Any) -> None:
         """End an episode, and all that its program has left."""
         program = self._programs[key]
-        program.facts["refused"] += self._proxy.forget(key)
+        program.facts["refused"] += self.proxy.forget(key)
         for number in list(program.under_way):
             self._drop(number)
         program.facts["program_seconds"] += time.monotonic() - program.since
@@ -258,8 +251,8 @@ class ProgramRunner:
         self._commands.ended.append((program.row, episode))
 
 
-class AgentResponder:
-    """Generator of responses that are episodes of the job's agent; it has the interface of an `EpisodeResponder`."""
+class AgentResponder(Responder):
+    """Generator of responses that are episodes of the job's agent."""
 
     def __init__(
         self,
@@ -268,17 +261,14 @@ class AgentResponder:
         engine: GenerationEngine,
         environments: Environments,
     ) -> None:
-        """environments: started; only those on an engine's first rank are used, and serve all ranks of the engine."""
-        self._job, self._engine = setting.job, engine
-        self._runner = ProgramRunner(setting, tokenizer, environments) if engine.is_first else None
-        if not self._runner:
-            environments.close()
-        self._episodes: list[EndedEpisode] = []
+        super().__init__(setting, tokenizer, engine, environments)
+        self._runner = ProgramRunner(setting, self._encoder, environments) if engine.is_first else None
 
     def close(self) -> None:
         """End the programs and the proxy of this rank."""
+        super().close()
         if self._runner:
-            self._runner.close()
+            self._runner.proxy.close()
 
     def turn_fields(self, fields: Fields) -> Fields:
         """Return turn_rewards [B, T], played [B] and `EPISODES` of the last episodes; a reward is on the last token."""

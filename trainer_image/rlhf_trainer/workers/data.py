@@ -56,7 +56,6 @@ class DataWorker:
         job = self._job = setting.job
         self._tokenizer, self._slots = setting.tokenizer(), slots
         self.ends = setting.end_tokens(self._tokenizer)
-        """Tokens that end a response of the model."""
         has_tools = job.spec.rollout.tools is not None
         turns = TurnEncoder(self._tokenizer, chat_template="Auto", ends=self.ends)
         try:

@@ -93,7 +93,6 @@ class EpisodeLimits:
     """Most tokens of an episode after the first prompt, the model's and the environment's together."""
     turns: int
     episodes: int = MAX_EPISODES
-    """Most episodes at a time."""
     greedy: bool = False
 
 
@@ -231,8 +230,8 @@ class Play:
         self._ended(number)
 
 
-class EpisodeResponder:
-    """Generator of responses that are episodes with the job's environment."""
+class Responder:
+    """Base of generators of responses that are episodes."""
 
     def __init__(
         self,
@@ -242,20 +241,22 @@ class EpisodeResponder:
         environments: Environments,
     ) -> None:
         """environments: started; only those on an engine's first rank are used, and serve all ranks of the engine."""
-        self._job, self._tokenizer, self._engine = setting.job, tokenizer, engine
-        self._environments, self._most = environments if engine.is_first else None, environments.most
-        if self._environments:
-            self._environments.ready()
+        self._job, self._tokenizer, self._engine, self._environments = setting.job, tokenizer, engine, environments
+        template = "Never" if setting.job.spec.rollout.agent else setting.job.spec.data.chat_template
+        self._encoder = TurnEncoder(tokenizer, chat_template=template, ends=setting.end_tokens(tokenizer))
+        self._episodes: list[Any] = []
+        if engine.is_first:
+            environments.ready()
         else:
             environments.close()
-        template, ends = setting.job.spec.data.chat_template, setting.end_tokens(tokenizer)
-        self._encoder = TurnEncoder(tokenizer, chat_template=template, ends=ends)
-        self._episodes: list[Episode] = []
 
     def close(self) -> None:
         """End the environments of this rank."""
-        if self._environments:
-            self._environments.close()
+        self._environments.close()
+
+
+class EpisodeResponder(Responder):
+    """Generator of responses that are episodes with the job's environment."""
 
     def turn_fields(self, fields: Fields) -> Fields:
         """Return turn_rewards [B, T] and played [B] of the last episodes; see `GeneratingActor.generate_sequences`."""
@@ -278,7 +279,7 @@ class EpisodeResponder:
             prompt_tokens=data.max_prompt_tokens,
             tokens=data.max_response_tokens,
             turns=self._job.spec.rollout.max_turns,
-            episodes=self._most,
+            episodes=self._environments.most,
             greedy=greedy,
         )
         episodes = self._episodes = [self._episode(batch, row, prompt) for row, prompt in enumerate(prompts)]
@@ -289,7 +290,8 @@ class EpisodeResponder:
         for row, each in enumerate(episodes):
             if each.row is None:
                 report_end(row)
-        Play(self._engine, self._environments, self._encoder, limits=limits, ended=report_end).play(episodes)
+        environments = self._environments if self._engine.is_first else None
+        Play(self._engine, environments, self._encoder, limits=limits, ended=report_end).play(episodes)
         require_some(self._job, [(each.failure, each.failure_kind) for each in episodes if each.row is not None])
         return [each.prompt for each in episodes], [each.response for each in episodes]
 
