@@ -9,6 +9,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role, slots_text
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.fused_schedule import FusedUpdates
+from rlhf_mapper.hardware import THIN
 
 Device = Literal["CPU", "GPU"]
 Stage = Literal["generation", "preparation", "training"]
@@ -49,6 +50,14 @@ class MappedPool:
     def size(self) -> int:
         """Number of slots of the pool on all machines."""
         return sum(self.slots_per_machine)
+
+    def has_thin_link(self, sizes: ParallelSizes) -> bool:
+        """Whether each of a model's replicas lies in one zone, and the link between the zones is known to be thin."""
+        if sizes.replicas == 1 or not self.zone_bandwidth or self.zone_bandwidth >= THIN:
+            return False
+        zones = [zone for zone, slots in zip(self.zones, self.slots_per_machine, strict=True) for _ in range(slots)]
+        size = len(zones) // sizes.replicas
+        return all(len(set(zones[start : start + size])) == 1 for start in range(0, len(zones), size))
 
     @property
     def where(self) -> str:
@@ -179,6 +188,12 @@ class DeviceMapping:
         if self.prediction:
             return self.prediction.fused_updates is not None
         return job.may_fuse_updates and share_stages(self.pools, self.sizes)
+
+    def compresses_gradients(self, job: Job) -> bool:
+        """Whether replicas of a trained model compress: `training.gradientCompression`, Auto by the link of zones."""
+        homes = ((pool, self.sizes[role]) for pool in self.pools for role in pool.models if role in job.trained())
+        chosen = job.spec.training.gradient_compression
+        return chosen == "TopK" or (chosen == "Auto" and any(pool.has_thin_link(sizes) for pool, sizes in homes))
 
     def described(self, pool: MappedPool) -> str:
         """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with the sizes of models that are cut."""

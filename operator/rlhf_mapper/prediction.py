@@ -10,7 +10,6 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import ErrorKind, Software
 from rlhf_mapper.fused_schedule import FusedUpdates, PipelineUpdate
-from rlhf_mapper.fused_updates import with_fused_updates
 from rlhf_mapper.hardware import Gpu
 from rlhf_mapper.kernels import nearest
 from rlhf_mapper.mapping import (
@@ -102,10 +101,42 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
     if shared.load.may_fuse_updates and share_stages(pools, {role: cut.sizes for role, cut in cuts.items()}):
         actor, critic = (cuts[role] for role in FUSED)
         updates = FusedUpdates(actor.sizes.pipeline, actor.update, replace(critic.update, reverses=True))
-        fused = with_fused_updates(prediction, updates, pools, shared.load)
+        fused = _with_fused_updates(prediction, updates, pools, shared.load)
         fits = all(sum(fused.peak(pool.models, "training").values()) <= fused.memory_limit[pool.name] for pool in pools)
         return fused if fits and all(fused.models[role].offload == "None" for role in FUSED) else prediction
     return prediction
+
+
+def _with_fused_updates(
+    prediction: Prediction, fused: FusedUpdates, pools: Sequence[MappedPool], load: Workload
+) -> Prediction:
+    """Return the prediction with fused updates; those of both models become shorter by the same factor."""
+    models = prediction.models
+    saved = load.work["actor"].updates * (fused.alone.seconds - fused.schedule.seconds)
+    factor = 1 - saved / sum(models[role].seconds["update"] for role in FUSED)
+    after = dict(models)
+    for role in FUSED:
+        seconds: dict[Phase, float] = {**models[role].seconds, "update": factor * models[role].seconds["update"]}
+        after[role] = replace(models[role], seconds=seconds)
+    least = _slowest_update(models, pools) - _slowest_update(after, pools)
+    step = max(prediction.step_seconds - least, prediction.stages["generation"])
+    ratio = step / prediction.step_seconds
+    return replace(
+        prediction,
+        step_seconds=step,
+        low=ratio * prediction.low,
+        high=ratio * prediction.high,
+        tokens_per_second=prediction.tokens_per_second / ratio,
+        phases={**prediction.phases, "update": prediction.phases["update"] - least},
+        stages={**prediction.stages, "training": prediction.stages["training"] - least},
+        models=after,
+        fused_updates=fused,
+    )
+
+
+def _slowest_update(models: Mapping[Role, ModelPrediction], pools: Sequence[MappedPool]) -> float:
+    """Return the seconds of the updates in the pool where they take longest."""
+    return max(sum(models[role].seconds.get("update", 0.0) for role in pool.models) for pool in pools)
 
 
 def error_kind(models: Iterable[Architecture], load: Workload) -> ErrorKind:

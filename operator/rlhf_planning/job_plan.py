@@ -18,7 +18,6 @@ from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible, ModelPredicti
 from rlhf_mapper.place import place
 from rlhf_mapper.remedies import explain_refused_pools
 from rlhf_mapper.search.objective import Objective
-from rlhf_mapper.thin_links import gradient_compression
 from rlhf_planning.timeline import plain, seconds_text
 
 ENGINE_SHARE, MAX_SHARE = 0.05, 0.95
@@ -106,7 +105,7 @@ def notes_of(mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapp
 
 def notes_on_replicas(job: Job, mapping: DeviceMapping | Infeasible) -> list[str]:
     """Return a sentence on the compression between replicas, if the job uses it."""
-    compresses = isinstance(mapping, DeviceMapping) and gradient_compression(job, mapping) == "TopK"
+    compresses = isinstance(mapping, DeviceMapping) and mapping.compresses_gradients(job)
     words = "Replicas send each other only a part of their steps (training.gradientCompression: TopK)."
     return [words] * compresses
 

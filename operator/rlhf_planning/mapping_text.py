@@ -28,8 +28,7 @@ from rlhf_mapper.mapping import (
     Stage,
 )
 from rlhf_mapper.prediction import differ
-from rlhf_planning.schedule_text import schedule_lines
-from rlhf_planning.timeline import chart_of, interval_text, legend_of, plain, seconds_text, timeline_of
+from rlhf_planning.timeline import chart_of, interval_text, legend_of, plain, schedule_lines, seconds_text, timeline_of
 
 PARTS = {
     "weights": "weights",

@@ -8,7 +8,7 @@ import pytest
 from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.fused_schedule import PipelineUpdate, Schedule, fused_schedule
 from rlhf_mapper.mapping import DeviceMapping
-from rlhf_planning.schedule_text import schedule_lines
+from rlhf_planning.timeline import schedule_lines
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 

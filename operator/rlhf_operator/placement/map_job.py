@@ -14,7 +14,6 @@ from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
-from rlhf_mapper.thin_links import gradient_compression
 from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual
 from rlhf_operator.placement.capacity import Capacity, capacity_for, counted, has_gpus, prices_of, unusable_gpus
 from rlhf_operator.placement.review import predicted
@@ -139,7 +138,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
     """Return `status.mapping` for a mapping. digest: inputHash; prices: price of a GPU for an hour, by GPU type."""
     on_gpus, slots = mapping.device == "GPU", sum(pool.size for pool in mapping.pools)
     prediction = mapping.prediction if on_gpus else None
-    compresses = job.spec.training.gradient_compression == "Auto" and gradient_compression(job, mapping) == "TopK"
+    compresses = job.spec.training.gradient_compression == "Auto" and mapping.compresses_gradients(job)
     roles: tuple[PlacedRole, ...] = _only(mapping.sizes, PlacedRole)
     most = {pool.name: pool.max_nodes for pool in job.spec.placement.pools}
     pools = tuple(
