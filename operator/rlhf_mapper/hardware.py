@@ -149,10 +149,7 @@ def require_gpu(name: str, path: str) -> Gpu:
 
 
 def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
-    """Return a slice (MIG) of a GPU as a type of its own; shares as in NVIDIA's MIG user guide, Supported MIG Profiles.
-
-    Slices have no NVLink and no peer access: they exchange data through host memory and share the GPU's link to it.
-    """
+    """Return a slice (MIG) as a GPU type, by NVIDIA's MIG user guide; slices exchange data through the host."""
     share = min(gigabytes * GB / gpu.memory, 1.0)
     return Gpu(
         name=f"{gpu.name}-mig-{sevenths}g.{gigabytes}gb",

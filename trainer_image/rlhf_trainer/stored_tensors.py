@@ -256,10 +256,7 @@ def written_type(name: str, dtype: torch.dtype) -> torch.dtype:
 def write_tensors(
     path: Path, sources: Mapping[str, TensorSource], dtype: torch.dtype, metadata: Mapping[str, str]
 ) -> str:
-    """Write a safetensors file in parts of at most CHUNK_BYTES; one row may be larger. `FLOAT32` keeps its type.
-
-    Returns the CRC-32 of the file's `SUMS`, as hexadecimal text.
-    """
+    """Write a safetensors file in parts of CHUNK_BYTES; return the CRC-32 of its `SUMS` as hexadecimal text."""
     dtypes = {name: written_type(name, dtype) for name in sources}
     header: dict[str, Any] = {}
     end = 0

@@ -52,10 +52,7 @@ def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) 
 
 
 def generation_seconds(passes: Passes, work: Work, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Return the seconds of a step's generation passes; inf if no sequence fits. generator.d: number of generators.
-
-    A sequence that ends makes room for the next one. So all waves but the last are full, and the last one shrinks.
-    """
+    """Return the seconds of a step's generation by `generator.d` generators in waves; inf if no sequence fits."""
     of_a_replica = np.ceil(work.generated / work.passes / generator.d)
     at_once = np.minimum(running(passes, load, generator, cache), of_a_replica)
     fits, at_once = at_once >= 1, np.maximum(at_once, 1)

@@ -28,11 +28,7 @@ LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.TRAINER_METRICS_
 
 
 def attempt_manifests(pods: AttemptPods, *, claim_size: str) -> tuple[Manifest, ...]:
-    """Return the manifests of all objects that an attempt needs, in the order of their creation.
-
-    All input jobs have succeeded, so the snapshot says where their models are. claim_size: smallest size of the claim
-    for the run folder.
-    """
+    """Return the manifests of an attempt's objects in the order of creation; claim_size: least of the run folder's."""
     seen, job, settings = pods.snapshot.job, pods.job, pods.settings
     document = job_file.config_map(pods.snapshot, job, pods.mapping)
     claim = storage.output_claim(seen, job, settings, at_least=claim_size)

@@ -293,10 +293,7 @@ class SlotProcess:
 
 @contextmanager
 def translated_errors(where: str, method: Callable[..., object] | None = None) -> Iterator[None]:
-    """Turn any error in the `with` block into a TrainerError whose sentence says in which call and rank it was raised.
-
-    method: the called worker method. For a user's method, or an error in the user's code, file and line are named, too.
-    """
+    """Turn any error in the block into a TrainerError that names call, rank, and perhaps a line of the user's."""
     try:
         yield
     except TrainerError:

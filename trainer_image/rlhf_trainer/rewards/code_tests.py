@@ -183,10 +183,7 @@ class Program:
         return {name: value for name, value in defined.items() if name not in self.builtins}
 
     def results(self, name: str, call: Callable[[Any], Any]) -> list[Any]:
-        """Return call(function) for the code's function of this name, or for all functions if it is empty.
-
-        Results are JSON values, as a class of the code's own may equal anything; those of failed calls are left out.
-        """
+        """Return call(function), in JSON, of the code's function of this name, or of all; without those that failed."""
         own, found = dict(self.names), []
         if "Solution" in own:
             made = self.run(own["Solution"])

@@ -226,10 +226,7 @@ class JobFolder:
 
     @property
     def checkpoints(self) -> CheckpointStore:
-        """Return the store of the job's checkpoints: `checkpoints` in this folder, or STORAGE/RUN/JOB.
-
-        STORAGE is `checkpoint.storage`, if set; RUN is the name of the run folder, JOB the name of the job.
-        """
+        """Return the store of the job's checkpoints: `checkpoints` in this folder, or STORAGE/RUN/JOB if one is set."""
         storage = self._job.spec.checkpoint.storage
         if storage is None:
             return CheckpointStore(str(self.path.resolve() / "checkpoints"))

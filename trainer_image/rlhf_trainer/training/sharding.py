@@ -250,10 +250,7 @@ OF_EXPERTS = re.compile(r"\.(experts|shared_experts?)\b")
 
 
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:
-    """Tensor-parallel plan of a config's class: module name (`*` for any layer) -> transformers' style; perhaps empty.
-
-    A loaded model's plan would also have styles for embedding and head, which the trainer cuts like vLLM instead.
-    """
+    """Tensor-parallel plan (module name -> style) of a config's class, without embedding and head, cut like vLLM's."""
     return dict(getattr(type(config), "base_model_tp_plan", None) or {})
 
 

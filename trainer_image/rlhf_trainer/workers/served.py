@@ -86,10 +86,7 @@ class ServedWorker(WorkerExtension):
         self.update_live_weights(pieces(), holds)
 
     def take_weights(self) -> dict[str, Any]:
-        """Receive the weights that the actor sends, if any; return a mapping for the job.
-
-        version: policy version; sync: (kind, bytes, seconds) if weights came; wrong: a sentence if a checksum differs.
-        """
+        """Receive weights that are sent; return {version, sync: (kind, bytes, seconds) or None, wrong: a sentence}."""
         taken: dict[str, Any] = {"wrong": "", "sync": None}
         with self._exchange.exchanging():
             taken["version"], is_sent = self._exchange.agree(-1, is_needed=not self._has_weights)

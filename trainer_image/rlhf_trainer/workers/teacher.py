@@ -210,10 +210,7 @@ def compares_tokens(job: Job) -> bool:
 
 
 def likeliest_of(setting: WorkerSetting) -> tuple[int, int] | None:
-    """Return (K, M) for the K likeliest among the M tokens of the tokenizer; None if the sampled ones are enough.
-
-    setting: of any model of the job. ConfigError for a vocabulary that is too large to be compared as a whole.
-    """
+    """Return (K, M) of the K likeliest of M tokens, None if sampled ones do; ConfigError if M is too large."""
     algorithm = setting.job.spec.algorithm
     if not compares_tokens(setting.job):
         return None
