@@ -54,7 +54,7 @@ def processes() -> set[int]:
 def connections(troupe: Troupe) -> list[int]:
     """The ports of the other ends of all sockets of the proxy."""
     assert troupe.responder._runner
-    port = int(troupe.responder._runner._proxy.url.removesuffix("/v1").rpartition(":")[2])
+    port = int(troupe.responder._runner.proxy.url.removesuffix("/v1").rpartition(":")[2])
     found = [each for each in psutil.Process().net_connections("tcp") if each.laddr.port == port]
     return [each.raddr.port if each.raddr else 0 for each in found]
 

@@ -95,16 +95,10 @@ class _Episode:
                 send(self._theirs, TAKEN)
                 channel.settimeout(SILENT_SECONDS)
                 send(channel, call)
-                problem = Tunnel(channel, self._theirs, model=_model_of(call)).carry()
+                url = urlsplit(call["run"]["variables"][BASE_URL]) if "run" in call else None  # of an agent's program
+                model = (str(url.hostname), int(url.port or 0)) if url else None
+                problem = Tunnel(channel, self._theirs, model=model).carry()
                 send(self._theirs, {"problem": problem or "lost its sandbox", "kind": "raised" if problem else "lost"})
-
-
-def _model_of(call: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return host and port of the model for the program of an agent, whose call is `run`; None for other calls."""
-    if "run" not in call:
-        return None
-    url = urlsplit(call["run"]["variables"][BASE_URL])
-    return str(url.hostname), int(url.port or 0)
 
 
 class Tunnel:

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from statistics import median_low
 
@@ -42,7 +43,8 @@ def measure(mesh: ModelMesh) -> Speeds:
     """Measure the device of this rank and its links in every group of a mesh. A collective of the pool."""
     device = device_here()
     matrix = torch.ones(WIDTH[device.type], WIDTH[device.type], device=device)
-    seconds, links = {PRODUCT: _fastest(lambda: matrix @ matrix)}, {}
+    product = torch.empty_like(matrix)
+    seconds, links = {PRODUCT: _fastest(partial(torch.matmul, matrix, matrix, out=product), product)}, {}
     for axis, group in mesh.groups.items():
         seconds[f"all_reduce/{axis}"], seconds[f"gather/{axis}"], *link = _measure_group(group, device)
         links[axis] = dist.get_global_rank(group, int(link[0])), link[1]
@@ -57,27 +59,17 @@ def _measure_group(group: dist.ProcessGroup, device: torch.device) -> tuple[floa
     whole = torch.ones(BYTES[device.type] // (4 * size) * size, device=device)
     part, arrived = whole[: len(whole) // size].clone(), torch.empty_like(whole)
 
-    def reduce() -> Tensor:
-        dist.all_reduce(whole, group=group)
-        return whole
+    reduce = partial(dist.all_reduce, whole, group=group)
+    gather = partial(dist.all_gather_into_tensor, arrived, part, group=group)
 
-    def gather() -> Tensor:
-        dist.all_gather_into_tensor(arrived, part, group=group)
-        return arrived
-
-    def pass_on() -> Tensor:
+    def pass_on() -> None:
         sent = dist.P2POp(dist.isend, whole, group=group, group_peer=after)
         came = dist.P2POp(dist.irecv, arrived, group=group, group_peer=before)
         for work in dist.batch_isend_irecv([came, sent]):
             work.wait()
-        return arrived
 
-    def meet() -> Tensor:
-        dist.all_reduce(one, group=group)
-        return one
-
-    one = torch.ones(1, device=device)
-    return _fastest(reduce, meet), _fastest(gather, meet), before, _fastest(pass_on, meet)
+    passed = _fastest(pass_on, arrived, group)
+    return _fastest(reduce, whole, group), _fastest(gather, arrived, group), before, passed
 
 
 def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[dict[str, float], list[str]]:
@@ -118,12 +110,15 @@ def _is_slow(taken: float, usual: float, device: Device) -> bool:
     return taken > SLOWER * usual and taken - usual > MIN_EXCESS[device]
 
 
-def _fastest(run: Callable[[], Tensor], meet: Callable[[], Tensor] = lambda: torch.ones(1)) -> float:
-    """Return the seconds of the fastest round, until its result can be read; meet: has the ranks begin it together."""
-    taken = []
+def _fastest(run: Callable[[], object], result: Tensor, group: dist.ProcessGroup | None = None) -> float:
+    """Return the seconds of the fastest round until its result can be read; ranks of a group begin it together."""
+    taken, one = [], result.new_ones(1)
     for _ in range(1 + ROUNDS):
-        meet().view(-1)[-1].item()
+        if group:
+            dist.all_reduce(one, group=group)
+        one.item()
         began = time.perf_counter()
-        run().view(-1)[-1].item()
+        run()
+        result.view(-1)[-1].item()
         taken.append(time.perf_counter() - began)
     return min(taken[1:])
