@@ -205,10 +205,7 @@ class Observer:
         return {"": default, **{name: value for name, (value, _) in classes.items()}}
 
     def next_in_line(self) -> list[Key]:
-        """Return the jobs that may begin now, if room was freed or the line has moved since the last call.
-
-        Jobs that began before their turn, or hold extra nodes, are returned, too: a waiting job may need their room.
-        """
+        """Return the jobs that may begin or give room now, if room was freed or the line moved since the last call."""
         if not self._cache.has_line_moved:
             return []
         self._cache.has_line_moved = False

@@ -143,10 +143,7 @@ def _reserves(
 
 
 def _should_wait_for_existing_nodes(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
-    """Whether an attempt with room on coming nodes waits, because guests are about to leave enough existing nodes.
-
-    Young pods of another job may have no node yet, and the attempt's pods would take their nodes: it waits then, too.
-    """
+    """Whether an attempt waits for existing nodes, which guests leave or young pods may take, before coming ones."""
     others = [each.status for each in ctx.snapshot.holders if not _awaits_nodes(each.status.reserved)]
     ages = (ctx.age(parsed(each.attempts[-1].start_time)) for each in others if each.attempts)
     youngest = min(ages, default=BINDING_SECONDS)

@@ -1,7 +1,4 @@
-"""References on the controller to a batch, whose rows lie in workers' processes or in Ray's object store.
-
-`PayloadMeter` counts the tensor bytes that the controller's process itself (de)serialises: by design 0.
-"""
+"""References to a batch's rows in workers or Ray; `PayloadMeter` counts bytes that the controller reads (0)."""
 
 from __future__ import annotations
 

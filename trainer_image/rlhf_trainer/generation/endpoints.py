@@ -136,10 +136,7 @@ class Endpoints:
         return [error for error in asyncio.run(self._examined()) if isinstance(error, TrainerError)]
 
     def found(self) -> list[tuple[str, int]]:
-        """Return (machine, number of ranks) of each server that answers; empty if exactly these servers have joined.
-
-        Servers that do not meet the job's needs are left out. EnvironmentProblem if none remains.
-        """
+        """Return (machine, ranks) of each server that answers and fits; empty if all of them have joined."""
         results = asyncio.run(self._examined())
         for server, result in zip(self._servers, results, strict=True):
             if isinstance(result, TrainerError):

@@ -89,10 +89,7 @@ class Arrival:
 
 
 def encoded(new: Tensor, old: Tensor | None) -> Tensor:
-    """Encode the changes from `old` to `new` as uint8 [n], or all of `new` if that is shorter or `old` is None.
-
-    The first 8 bytes are the number of changed elements, -1 for all of `new`. new, old: [N], floats of one type.
-    """
+    """Encode changes from `old` to `new` [N] as uint8 [n], 8 bytes of their count first (-1: all of `new`)."""
     bits = new.view(BITS[new.itemsize])
     if old is not None:
         changed = bits != old.view(bits.dtype)

@@ -1,7 +1,4 @@
-"""Methods of an external `vllm serve` that generates for a job, by which the server receives the actor's weights.
-
-vllm serve MODEL --worker-extension-cls rlhf_trainer.workers.served.ServedWorker ...
-"""
+"""Methods that `vllm serve` has for a job's weights by `--worker-extension-cls ...workers.served.ServedWorker`."""
 
 import secrets
 import socket
