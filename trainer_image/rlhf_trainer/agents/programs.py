@@ -36,7 +36,7 @@ class Agent:
             raise FileNotFoundError(f"there is no program {self._command[0]}")
 
     def run(self, given: Mapping[str, Any]) -> Any:
-        """Run the program with `row` (standard input) and `variables`; return its result, or None. WrongAnswerError."""
+        """Run the program on `row`; return its result, None for a command. WrongAnswerError if that fails."""
         os.environ.update(given["variables"])
         if self._function:
             return self._function(given["row"], **self._arguments)

@@ -133,7 +133,7 @@ def kept_log(output: Path, attempt: AttemptId) -> BinaryIO | None:
 
 
 def serve(job_folder: Path, attempt: AttemptId, *, port: int, logs: Path, stay: float) -> None:
-    """Serve the status and copy the log until a signal, and then the trainer's end or `stay` seconds; OSError: port."""
+    """Serve the status and copy the log until a signal, and the trainer's end or `stay` seconds. OSError for a port."""
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -61,7 +61,7 @@ class ActorWorker(GeneratingActor):
 
     @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
     def compute_loss(self, batch: Batch) -> None:
-        """Report the loss on the step's pretraining rows, if any (HybridFlow Table 4); `update_actor` learns them."""
+        """Report the loss on the step's pretraining rows (HybridFlow Table 4); `update_actor` learns from them."""
         if not self._pretrain:
             return
         log_probs, mask = log_probs_by(self.trainer, batch, PRETRAIN_FIELDS), batch["pretrain_response_mask"]
