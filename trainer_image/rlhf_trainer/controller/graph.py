@@ -93,7 +93,7 @@ class Tracer:
         batch: ShapeFuture | None = None,
         **arguments: object,
     ) -> ShapeFuture | NoValue:
-        """Record a call. KeyError: no call has added a field that it reads; ValueError: its protocol fits no layout."""
+        """Record a call. KeyError for a field that no call has added, ValueError for a protocol that does not fit."""
         number, fields, protocol = len(self._calls), batch.fields if batch else {}, transfer.protocol
         if missing := [key for key in transfer.reads if key not in fields]:
             held = ", ".join(fields) or "nothing"
