@@ -24,7 +24,7 @@ def test_what_follows_from_a_wrong_field_is_not_told(chain: str) -> None:
     assert problems(chain, f"{SFT}:training.totalSteps=many") == ["helpful-sft: spec.training.totalSteps"]
 
 
-def test_what_follows_from_a_field_that_breaks_a_rule_is_not_told() -> None:
+def test_what_follows_from_a_broken_rule_is_not_told() -> None:
     text = kubectl_yaml.write(made("GRPO", ("rollout.agent={}", "models.reward=")))
     assert problems(text) == ["job: spec.rollout.agent"], "without the agent nothing gives a reward"
 

@@ -156,7 +156,7 @@ def test_a_placement_by_hand_keeps_to_no_zone() -> None:
 )
 def test_replicas_compress_over_a_thin_link(asked: str, gbps: float, chosen: str) -> None:
     """Two copies of the weights, which need both zones."""
-    copies = {"models.actor.shape": {"name": "qwen3-14b"}, "models.actor.parallelism": {"replicas": 2}}
+    copies = {"models.actor.shape": {"name": "mistral-nemo-12b"}, "models.actor.parallelism": {"replicas": 2}}
     slots = {"training.batchSize": 64, "resources": {"device": "GPU", "nodes": 4}}
     job = changed("helpful-sft", {**copies, **slots, "training.gradientCompression": asked})
     mapping = mapped(job, there("abab"), zoned(gbps))

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,16 +20,16 @@ SLOW, SECONDS = 2, 0.5
 def probed(slows: str) -> Speeds:
     """What a rank measures in groups of four and of two ranks, of which one sends, or computes, slowly."""
     link_probe.ROUNDS = 2
-    begin, multiply = dist.batch_isend_irecv, torch.Tensor.__matmul__
+    begin, multiply = dist.batch_isend_irecv, torch.matmul
 
-    def slowly(*given: object) -> object:
+    def slowly(*given: Any, **more: Any) -> object:
         time.sleep(SECONDS)
-        return (begin if slows == "link" else multiply)(*given)  # type: ignore[arg-type]
+        return (begin if slows == "link" else multiply)(*given, **more)
 
     if dist.get_rank() == SLOW and slows == "link":
         dist.batch_isend_irecv = slowly  # type: ignore[assignment]
     if dist.get_rank() == SLOW and slows == "device":
-        torch.Tensor.__matmul__ = slowly  # type: ignore[method-assign,assignment]
+        torch.matmul = slowly  # type: ignore[assignment]
     return replace(measure(ModelMesh(ParallelSizes(data=2, tensor=2))), where=f"pod-{dist.get_rank()}")
 
 
