@@ -188,7 +188,10 @@ def _name_of(document: dict[str, Any]) -> str:
 
 
 def _replaced(node: Any, path: tuple[str, ...], value: Any) -> Any:
-    """Return a copy of a document's `node` with `value` at `path`; LookupError if a part of the path cannot exist."""
+    """Return a document's `node` with `value` at `path`; LookupError if a part of the path cannot exist.
+
+    Changed parts are copied, because YAML aliases share nodes.
+    """
     if not path:
         return value
     part, rest = path[0], path[1:]

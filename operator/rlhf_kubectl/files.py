@@ -38,7 +38,10 @@ ANY_DEPTH: Final = 99
 
 
 def fetch(kubectl: Kubectl, job: ObservedJob, folder: Path, image: str | None) -> tuple[int, int]:
-    """Copy the output of a job into a new folder, whole or not at all; return (files, bytes), or KubectlError."""
+    """Copy the output of a job into a new folder, and return (files, bytes).
+
+    The folder appears when all files are whole. KubectlError if there is no output, or the copy breaks off.
+    """
     output = job.status.output.uri if job.status.output else ""
     if not output.startswith(PVC):
         message = f"{job.name} has made nothing yet, it is {job.status.phase}; kubectl rlhf why {job.name}"

@@ -21,7 +21,10 @@ WIDTH: Final = 10_000
 
 
 def tree(jobs: Sequence[ObservedJob], wanted: str) -> Tree:
-    """Return the tree of a job, or of the output, model or data set that a URI names. KubectlError if none does."""
+    """Return the tree of a job, or of a URI: that of a job's output, or of a model or data set that jobs read.
+
+    KubectlError if no status names it.
+    """
     by_name = {job.name: job for job in jobs}
     makers = [job for job in jobs if job.name == wanted or (job.status.output and job.status.output.uri == wanted)]
     root, others = Tree(Text(wanted)), [job for job in jobs if any(each.uri == wanted for each in job.status.inputs)]

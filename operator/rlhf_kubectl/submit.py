@@ -164,7 +164,10 @@ def _on_the_cluster(job: str, spec: Document) -> list[str]:
 
 
 def _apply(kubectl: Kubectl, document: Document, files: Mapping[str, str], before: Document | None) -> str:
-    """Apply a job and its files' ConfigMap, unless `before`, its state there, has ended; return what was done."""
+    """Apply a job and the ConfigMap of its files; return what was done as a part of a sentence.
+
+    before: the job of this name that the cluster has. If it has ended, nothing is applied.
+    """
     code = names.by_content(f"{document['metadata']['name']}-code", json.dumps(files))
     job = parse.job(before) if before else None
     made = _apply_job(kubectl, _with_files(document, code, files) if files else document, job)

@@ -364,7 +364,10 @@ def _gpus_in_words(cluster: Cluster) -> str:
 def _short_of(
     task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool, room: float
 ) -> str:
-    """Return why nothing fits; needed, have: GPU bytes of states; waits: whether the host's `room` bytes hold all."""
+    """Return why no mapping fits.
+
+    needed, have: needed and existing GPU bytes for states; waits: whether the host, with `room` bytes, can hold all.
+    """
     models = ", ".join(task.requests)
     if not any(map(task.can_use, cluster.groups)):
         return _without_bf16(task, cluster.groups)

@@ -138,7 +138,10 @@ def software_for(
     kernels: Kernels = "Plain",
     rollout: Rollout | None = None,
 ) -> Software:
-    """Return our Software on a device. Auto: FP32 and SDPA on CPU; BF16, Flash and fused kernels on GPU."""
+    """Return the Software of this project's trainer on a device; rollout: says whether the generator is quantised.
+
+    Auto: FP32 and SDPA on CPU, BF16 and Flash on GPU, fused kernels on GPU.
+    """
     full = precision == "FP32" or (precision == "Auto" and device == "CPU")
     size, on_device = (4 if full else 2), _SOFTWARE[device]
     attention = "SDPA" if attention == "SDPA" or full else on_device.attention

@@ -1,4 +1,7 @@
-"""One schedule for several models' updates on a pipeline, which fill each other's bubbles (RLHFuse, 2409.13221)."""
+"""One schedule for the updates of several models on one pipeline (RLHFuse, arXiv:2409.13221, section 5).
+
+While a rank would wait for one model, it computes micro-batches of another.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

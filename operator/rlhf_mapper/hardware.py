@@ -58,7 +58,10 @@ class Gpu:
 
     @classmethod
     def row(cls, name: str, product: str, peaks: Iterable[float], source: str, network: float = USUAL_NETWORK) -> Self:
-        """Return a GPU type; peaks: GB, TFLOP/s in bf16 and fp32, GB/s of memory, link and host; network: Gb/s."""
+        """Return a GPU type from the vendor's figures; network: Gb/s.
+
+        peaks: GB of memory, TFLOP/s in bf16 and in fp32, and GB/s of memory, link and host.
+        """
         memory, bf16, fp32, hbm, link, host = peaks
         return cls(
             name=name,
@@ -149,7 +152,10 @@ def require_gpu(name: str, path: str) -> Gpu:
 
 
 def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
-    """Return a slice (MIG) as a GPU type, by NVIDIA's MIG user guide; slices exchange data through the host."""
+    """Return a slice (MIG) of a GPU as a type of its own; shares as in NVIDIA's MIG user guide, Supported MIG Profiles.
+
+    Slices have no NVLink and no peer access: they exchange data through host memory and share the GPU's link to it.
+    """
     share = min(gigabytes * GB / gpu.memory, 1.0)
     return Gpu(
         name=f"{gpu.name}-mig-{sevenths}g.{gigabytes}gb",

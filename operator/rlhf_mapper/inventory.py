@@ -147,7 +147,10 @@ def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: Gpu) -> Cluster:
 
 
 def _groups(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[NodeGroup]:
-    """Yield the groups outside all links between zones, then those of each link; equal groups of a link are merged."""
+    """Yield the groups of nodes outside all links between zones, then the groups of each link's zones.
+
+    Equal groups are merged, but never those of different links.
+    """
     linked = {name: link for link in inventory.links for name in link.between}
     for link in (None, *inventory.links):
         of_link = [nodes for nodes in inventory.nodes if linked.get(nodes.name or "") is link]

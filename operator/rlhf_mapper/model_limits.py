@@ -10,7 +10,10 @@ from rlhf_mapper.architecture import Architecture
 
 
 def wrong_sizes(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
-    """Yield the problems of the manifest's parallel sizes with the model's shape, of `parallelism` the first one."""
+    """Yield a problem for the manifest's parallel sizes that the model's layers, heads or vocabulary do not allow.
+
+    Of `parallelism` only the first wrong size is reported.
+    """
     fixed = fixed_sizes(job, role)
     wrong = model.cannot_be_cut(pipeline=fixed.pipeline, tensor=fixed.tensor, expert=fixed.expert) if fixed else None
     shards = job.spec.rollout.tensor_parallel or 1

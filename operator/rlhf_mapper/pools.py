@@ -58,7 +58,10 @@ class StateChoice:
 
 
 def offload_seconds(request: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
-    """Return the seconds to copy offloaded states there and back by stage, [3, K]; parts: bytes of a GPU, [K]."""
+    """Return the seconds to copy an offloaded model's states to the GPU and back: [3 stages, K pool sizes].
+
+    The stages are generation, preparation and training. parts: bytes of a GPU for each part of the states, [K] each.
+    """
     work, there_and_back = request.work, 2 / setting.nodes.gpu.host_bandwidth
     weights = parts["weights"] * there_and_back
     moments = parts.get("optimizer", 0 * weights) * there_and_back
@@ -101,7 +104,10 @@ class PoolCosts:
         hosts: Sequence[frozenset[tuple[int, str]]] | None = None,
         simulated: Simulated | None = None,
     ) -> None:
-        """Keep settings, pool sizes and hosts (None: none shared) by node group; simulated: earlier results to use."""
+        """Keep the settings, pool sizes in GPUs, and hosts of the node groups; hosts None: groups share no nodes.
+
+        simulated: results of other clusters with the same requests, workload and software.
+        """
         self.requests, self.settings, self.sizes = requests, settings, sizes
         self.hosts = hosts or [frozenset({(group, "")}) for group in range(len(settings))]
         self._generating = {role for role, request in requests.items() if request.work.generated}

@@ -137,7 +137,10 @@ class Strategies:
 
     @cached_property
     def way(self) -> Way:
-        """Costs of each cut, with recomputed layers and parts of experts (`_expert_sizes`) as is fastest and fits."""
+        """Costs of each cut. Unless the manifest decides, layers are recomputed if faster or needed to fit.
+
+        So it is with the parts of experts (`_expert_sizes`).
+        """
         given, found = self.request.work.recomputes, None
         for recomputes in (False, True) if given is None and self.request.work.trained else (bool(given),):
             for expert in self._expert_sizes():
@@ -149,7 +152,11 @@ class Strategies:
         return found
 
     def _expert_sizes(self) -> list[Numbers]:
-        """Return the numbers of ranks to share a layer's experts, [C, K] each: the manifest's, or 1, a node's, all."""
+        """Return the numbers of ranks to share the experts of a layer, by layout: [C cuts, K sizes] each.
+
+        Unless the manifest decides, they are 1, those of a stage in a node, and all of a copy of the stage, as far as
+        they divide the experts.
+        """
         model, fixed = self.request.model, self.request.sizes
         if fixed or model.experts == 1 or not model.may_be_cut:
             return [np.full(self.fits.shape, float(fixed.expert if fixed else 1))]
@@ -204,7 +211,10 @@ class Strategies:
         return replace(layouts, d=layouts.d / self.request.replicas)
 
     def _longest(self, layouts: Layouts, sequences: float) -> Numbers:
-        """Return the most response tokens of a rank at once, of `sequences` on all ranks, by the request's limit."""
+        """Return the most response tokens of a rank at once; sequences: of all data ranks together.
+
+        They are no more than the request's limit, or than the rank's part of one sequence if that is more.
+        """
         load, response = self.setting.load, self.setting.load.most_read_tokens
         at_once = np.maximum(float(self.request.micro_batch_tokens), np.minimum(load.most_tokens / layouts.c, response))
         longest: Numbers = np.minimum(at_once, np.ceil(sequences / layouts.d) * response)
@@ -226,7 +236,12 @@ class Strategies:
         return sizes[sizes <= most]
 
     def _largest(self, layouts: Layouts, updating: Sequence[memory.Moment]) -> Indices:
-        """Return the index into `_sizes` of the largest micro-batch that fits, [shares, C, K]; -1: none fits."""
+        """Return the index into `_sizes` of the largest micro-batch that fits; -1: none fits.
+
+        A micro-batch has at most the request's tokens on each rank, or one sequence.
+
+        Axes of the result: [ACTIVATION_SHARES, C cuts, K pool sizes].
+        """
         moments = [*updating, *(self.reading(layouts) if self.request.work.read or not updating else ())]
         rooms = np.array(ACTIVATION_SHARES)[:, None, None] * self.setting.nodes.gpu.memory
         limit = np.maximum(self.request.micro_batch_tokens * layouts.c, self.setting.load.most_tokens)
@@ -316,7 +331,10 @@ class GeneratingStrategies(Strategies):
         return np.take_along_axis(whole, row[:, :, None], axis=2)[:, :, 0], row, moved_best
 
     def cache(self, held: Numbers) -> Numbers:
-        """Return a GPU's bytes for the KV cache [G cuts, K sizes] beside `held` bytes [K]; negative: nothing fits."""
+        """Return a GPU's bytes for the KV cache: [G generation cuts, K pool sizes]; negative: the weights do not fit.
+
+        held: bytes of a GPU for the states, by pool size.
+        """
         q = self.setting.nodes.gpu.memory
         usable = memory.usable(self.setting.software, q, self.gpus, generates=True)
         room = np.minimum(usable - held, (self.request.generator_share or 1.0) * q)
@@ -344,7 +362,10 @@ class GeneratingStrategies(Strategies):
         return {}
 
     def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
-        """Return (fastest index into `generators` [K], its seconds [4, K]); room: [K] shares; cache: bytes [G, K]."""
+        """Return (index into `generators` of the fastest cut by pool size, its seconds [4, K pool sizes]).
+
+        room: index into ACTIVATION_SHARES by pool size; cache: KV bytes of a GPU by generation cut and pool size.
+        """
         sizes = np.arange(len(self.gpus))
         least, row, moved = (table[room, :, sizes].T for table in self.of_training)
         generated = self.generation_seconds(cache)

@@ -65,7 +65,10 @@ class Lengths:
 
 
 def lognormal(mean: float, p99: float, *, most: float) -> tuple[float, ...]:
-    """Return quantiles of log-normal lengths (of this mean and p99), cut at `most`; ValueError if there are none."""
+    """Return evenly spaced quantiles of log-normal lengths in tokens, nothing random; longer ones are cut at `most`.
+
+    p99: length that 99 of 100 do not reach. Raises ValueError if no such distribution has that mean.
+    """
     ratio = log(p99 / mean) if 0 < mean < p99 else -1.0
     if not 0 < ratio <= P99**2 / 2:
         raise ValueError(f"99 of 100 are shorter than a number that is 1 to {exp(P99**2 / 2):.0f} times the mean")

@@ -55,7 +55,10 @@ def _order(nodes: int, chosen: list[int], *, first: bool) -> tuple[bool, ...]:
 def crossings(
     zones: tuple[str, ...], gpus_per_node: int, pipeline: int, tensor: int, replicas: int = 1
 ) -> tuple[float, int]:
-    """Return (data-parallel rings, stage hand-overs) that cross zones at once, with HSDP's `replicas` apart."""
+    """Return the numbers of (data-parallel rings, stage hand-overs of a rank) of a model that cross zones at once.
+
+    replicas: copies of the weights (HSDP), each of which has rings of its own.
+    """
     lies = np.unique(zones, return_inverse=True)[1].repeat(gpus_per_node).reshape(replicas, -1, pipeline, tensor)
     changes = int(np.count_nonzero(lies != np.roll(lies, 1, axis=1)))  # there, and back in the other direction
     return changes / 2, int(np.count_nonzero(lies[:, :, 1:] != lies[:, :, :-1]))

@@ -260,7 +260,10 @@ def problems_of(pod: ObservedPod) -> Iterator[Cause]:
 
 
 def _never_enough(refused: str, together: Mapping[str, int]) -> str:
-    """Return the resource whose whole quota is too small for this pod, or for all pods `together`; or empty."""
+    """Return the resource whose quota, even if unused, is too small for this pod or the attempt; empty if none is.
+
+    together: requests of the whole attempt, with the number of its pods.
+    """
     if (found := OVER_QUOTA.search(refused)) is None:
         return ""
     requested, limits = (

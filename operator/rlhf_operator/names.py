@@ -83,7 +83,10 @@ def gpu_label(labels: Mapping[str, str]) -> str:
 
 
 def gpu_product(labels: Mapping[str, str], resource: str) -> str:
-    """Return the GPU product of a node or its slices (by `resource`, or nvidia.com/mig-... as on GKE), or empty."""
+    """Return the GPU product of a node, or the product of its slices; empty without a label.
+
+    resource: name of the GPU resource; nvidia.com/mig-1g.10gb stands for slices, as GKE's label does.
+    """
     product = labels.get(gpu_label(labels), "")
     if product == "a100" and (memory := labels.get(GPU_MEMORY, "")).isdecimal():
         product += f"-{round(int(memory) / 1024)}gb"

@@ -239,7 +239,10 @@ class Settings(Spec):
         return next((each for each in self.node_groups if each.most and each.name == name), None)
 
     def seconds_to_add(self, groups: Iterable[str], otherwise: float) -> float:
-        """Return the seconds that the slowest of these groups may take to add nodes; `otherwise` without groups."""
+        """Return the seconds that the slowest of these groups may take to add nodes; `otherwise` without groups.
+
+        A group that is not there any more has the default of `deadlineSeconds`.
+        """
         known = {each.name: each.deadline_seconds for each in self.node_groups}
         return max((float(known.get(each, DEADLINE_SECONDS)) for each in groups), default=otherwise)
 

@@ -43,7 +43,10 @@ class Program:
         self.app.callback(help=about)(main)
 
     def command(self, example: str, *, name: str | None = None) -> Callable[[Callable[P, None]], Callable[P, None]]:
-        """Return a decorator that makes a function a command (name, help's example); its error gives the exit code."""
+        """Return a decorator that makes a function a command; the function's error decides the exit code.
+
+        example: end of the command's help. name: name of the command if it differs from the function's.
+        """
 
         def declare(work: Callable[P, None]) -> Callable[P, None]:
             @wraps(work)

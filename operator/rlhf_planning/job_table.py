@@ -44,7 +44,10 @@ class JobLine:
 
 
 def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool, passing: type[Exception]) -> None:
-    """Print the job table, again until Ctrl-C in a terminal without `once`; passing: type of errors that it shows."""
+    """Print the job table: in a terminal again and again until Ctrl-C, elsewhere or with `once` a single time.
+
+    nothing: sentence in place of an empty table. passing: type of a later error of `read`, shown below the last table.
+    """
     console = Console(highlight=False)
     lines, trouble = read(), ""
     if once or not sys.stdout.isatty():
@@ -106,7 +109,10 @@ def headline(metrics: Sequence[Metric]) -> str:
 
 
 def leading(metrics: Sequence[Metric]) -> tuple[str, float] | None:
-    """Return name (before `/`) and value of the metric that says how a job is doing: mean reward, or first loss."""
+    """Return name and value of the metric that says best how a job is doing: its mean reward, or else its first loss.
+
+    The name is the part before `/`.
+    """
     values = {metric.name: metric.value for metric in metrics}
     names = [name for name in values if name == "reward/mean"] or sorted(n for n in values if n.startswith("loss/"))
     try:

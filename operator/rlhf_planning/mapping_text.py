@@ -73,7 +73,10 @@ def explain(
     prices: Mapping[str, float] | None = None,
     notes: Iterable[str] = (),
 ) -> None:
-    """Print the mapping, or why nothing fits, with `notes`; prices: of a GPU for an hour by type, perhaps none."""
+    """Print the pool of each model, the predicted step and the rejected placements; or why nothing fits.
+
+    prices: price of a GPU for an hour by type; if empty, no price of a step is printed. notes: sentences to print.
+    """
     console.print(Prose(title, "bold"))
     if isinstance(mapping, Infeasible):
         _infeasible(console, mapping)

@@ -76,7 +76,10 @@ def market_of(file: Path | None) -> Market:
 
 
 def instances_with(gpu: str, count: int, held: float) -> list[str]:
-    """Return the instance types with `count` GPUs a node and `held` bytes of host memory a GPU, with their figures."""
+    """Return the instance types that are one node of `count` GPUs: `AWS p5.48xlarge (2048 GiB, 3200 Gb/s)`.
+
+    held: bytes of host memory that are needed for each GPU.
+    """
     return [
         f"{each.provider} {name} ({each.host_memory:g} GiB{'' if each.network is None else f', {each.network:g} Gb/s'})"
         for name, each in INSTANCES.items()

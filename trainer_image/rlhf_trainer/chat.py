@@ -85,7 +85,10 @@ class Template:
         self._written: dict[str, set[str] | None] = {}
 
     def render(self, chat: list[ChatMessage], tools: Sequence[Any], *, is_prompt: bool, since: int = 0) -> str:
-        """Render a conversation; BadValueError if the template refuses it or omits a message from index `since` on."""
+        """Render a conversation; thoughts and tools may be left out.
+
+        Raises BadValueError if the template refuses the conversation, or leaves out a message from index `since` on.
+        """
         try:
             return self._whole(chat, tools, is_prompt, since)
         except BadValueError:  # some templates write calls only beside a content that is None

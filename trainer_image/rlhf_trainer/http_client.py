@@ -25,7 +25,10 @@ class Answer(NamedTuple):
 async def post(
     client: httpx.AsyncClient, url: str, content: Any, *, seconds: float | None, longest: int | None = None
 ) -> Answer:
-    """Post `content` as JSON within `seconds`; NoAnswerError unless an answer comes, read to `longest` bytes."""
+    """Post `content` as JSON; NoAnswerError unless a whole answer comes.
+
+    seconds: time limit from the connection to the last byte; longest: bytes after which the body is not read on.
+    """
     sent = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # the limit is of sent bytes
     try:

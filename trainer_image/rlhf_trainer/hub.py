@@ -48,7 +48,10 @@ def require_hub(uri: str, field: str, kind: KIND) -> None:
 
 
 def cached_folder(uri: str, kind: KIND, revision: str | None) -> Path | None:
-    """Return the folder of a model or data set in the hub's cache, named by its commit; None if it is not there."""
+    """Return the folder of a model or data set in the hub's cache, named by its commit; None if it is not there.
+
+    Large files in it are links to files that are named by their SHA-256.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

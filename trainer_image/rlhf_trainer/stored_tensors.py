@@ -40,7 +40,10 @@ class TensorSource(Protocol):
 
 
 class LocalFile:
-    """A safetensors file on this disk, at the path by `find`; OSError or SafetensorError where it is damaged."""
+    """A safetensors file on this machine's disk. Its methods raise OSError or SafetensorError where it is damaged.
+
+    `find` returns the file's path, and is called at the first read.
+    """
 
     def __init__(self, find: Callable[[], str]) -> None:
         self._find = find
@@ -256,7 +259,10 @@ def written_type(name: str, dtype: torch.dtype) -> torch.dtype:
 def write_tensors(
     path: Path, sources: Mapping[str, TensorSource], dtype: torch.dtype, metadata: Mapping[str, str]
 ) -> str:
-    """Write a safetensors file in parts of CHUNK_BYTES; return the CRC-32 of its `SUMS` as hexadecimal text."""
+    """Write a safetensors file in parts of at most CHUNK_BYTES; one row may be larger. `FLOAT32` keeps its type.
+
+    Returns the CRC-32 of the file's `SUMS`, as hexadecimal text.
+    """
     dtypes = {name: written_type(name, dtype) for name in sources}
     header: dict[str, Any] = {}
     end = 0
@@ -285,7 +291,10 @@ def write_tensors(
 
 
 def write_piece(path: Path, pieces: Mapping[str, tuple[Tensor, TensorSlice]], dtype: torch.dtype) -> str:
-    """Write this rank's pieces (name -> elements, slice) for `saved_by_ranks`; return the file's checksum."""
+    """Write this rank's pieces of tensors for `saved_by_ranks`, and return their checksum as `write_tensors` does.
+
+    pieces: name -> (elements, slice of the tensor).
+    """
     offsets = {name: {SAVED_OFFSETS_KEY: place.starts} for name, (_, place) in pieces.items()}
     sources = {name: HeldTensor(tensor) for name, (tensor, _) in pieces.items()}
     return write_tensors(path, sources, dtype, {CUSTOM_METADATA_KEY: json.dumps(offsets)})

@@ -152,7 +152,10 @@ class Recorder:
                 self.maximum("memory_used", used / limit)
 
     def begin(self, phase: str, name: str = "", *, within: Span | None = None, start: float | None = None) -> Span:
-        """Return a span that `end` records, in `within` or the thread's open span; such spans may overlap."""
+        """Return the beginning of a span that `end` records; within: its parent, by default the thread's open span.
+
+        Unlike `span`, spans of one thread may overlap, such as those of episodes.
+        """
         words = legible(name or phase, MAX_NAME)  # the model may have written it
         began, parent = time.time() if start is None else start, within.id if within else _OPEN_SPAN.get()
         return Span(phase, words, self.rank, began, began, self.pool, parent)

@@ -27,7 +27,10 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
 
 
 def identity(document: dict[str, Any], inputs: Mapping[str, str]) -> str:
-    """Return a hash of the experiment, without what may change; inputs: hash of each job whose output it reads."""
+    """Return a hash of the experiment; fields that may change do not count.
+
+    inputs: name -> hash (identity) of each job whose output this job reads.
+    """
     values = {field: value for field, value in leaves(document) if not may_change(field)}
     return hashlib.sha256(json.dumps([values, dict(inputs)], sort_keys=True).encode()).hexdigest()
 

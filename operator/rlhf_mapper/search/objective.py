@@ -77,7 +77,10 @@ class Objective:
         return np.array(prices, dtype=float)
 
     def keys(self, seconds: Floats, used: Floats) -> tuple[Floats, Floats]:
-        """Return (first, second) numbers to rank mappings, less is better; by seconds of a step and weighted GPUs."""
+        """Return (first numbers, second numbers) by which mappings are ranked, the less the better; inf where too slow.
+
+        seconds: of a step, by mapping; used: total weight of the mapping's GPUs.
+        """
         if self.kind == "throughput":
             return seconds, used
         if self.kind == "lowest_cost":

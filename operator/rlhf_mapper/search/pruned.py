@@ -105,7 +105,10 @@ class _Best:
         return fits
 
     def limits(self) -> tuple[Floats, Floats]:
-        """Return limits (first, second) [P] below which `Objective.keys` of a placement's allocation must be."""
+        """Return limits (first, second), [P] each: an allocation is kept only if its `Objective.keys` are less.
+
+        P is the number of placements. The second numbers only decide between equal first numbers.
+        """
         order = np.lexsort((self.second, self.first))
         if len(order) < self._keep:
             return self.first, self.second

@@ -45,14 +45,20 @@ def cached_bytes(passes: Passes, generator: Layouts, tokens: Numbers | float) ->
 
 
 def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Return how many sequences a generator decodes at once with `cache` bytes a GPU; the longest has to fit."""
+    """Return how many sequences a generator decodes at once with `cache` bytes of KV cache on each of its GPUs.
+
+    The cache grows by blocks with each sequence, but the longest one has to fit.
+    """
     most = np.floor(cache / cached_bytes(passes, generator, load.held_tokens))
     fits = cache >= cached_bytes(passes, generator, load.most_tokens)
     return np.where(fits, np.clip(most, 1, passes.software.running_sequences), 0.0)
 
 
 def generation_seconds(passes: Passes, work: Work, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Return the seconds of a step's generation by `generator.d` generators in waves; inf if no sequence fits."""
+    """Return the seconds of a step's generation passes; inf if no sequence fits. generator.d: number of generators.
+
+    A sequence that ends makes room for the next one. So all waves but the last are full, and the last one shrinks.
+    """
     of_a_replica = np.ceil(work.generated / work.passes / generator.d)
     at_once = np.minimum(running(passes, load, generator, cache), of_a_replica)
     fits, at_once = at_once >= 1, np.maximum(at_once, 1)

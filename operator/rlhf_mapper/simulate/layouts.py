@@ -1,4 +1,7 @@
-"""Layouts p-t-d as arrays, and bandwidths of their groups; ranks lie tensor first, then pipeline, context, data."""
+"""Arrays of layouts p-t-d and bandwidths of their parallel groups.
+
+Ranks lie tensor first, then pipeline, then context, then data; the ranks of a stage's experts are neighbours.
+"""
 
 import math
 from dataclasses import dataclass

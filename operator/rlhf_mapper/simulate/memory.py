@@ -52,7 +52,11 @@ class Update:
 
 
 def usable(software: Software, gpu_memory: float, gpus: NDArray[Any] | float, *, generates: bool) -> Numbers:
-    """Return a GPU's bytes for states, activations and KV cache together, with CUDA graphs if it `generates`."""
+    """Return the bytes of a GPU that states, activations and the KV cache may fill together, by pool size.
+
+    generates: whether the generator has CUDA graphs there. The generator's own share (`gpu_memory_utilization`) is one
+    of the whole memory.
+    """
     reserve = software.reserve
     held = reserve.context + reserve.nccl * (np.asarray(gpus) > 1) + reserve.graphs * generates
     free: Numbers = np.maximum(gpu_memory - held, 0.0) * (1 - reserve.fragmented)
@@ -85,7 +89,10 @@ def parts_of_gpu(
 
 
 def pinned(model: Architecture, bytes_: float, gpus: Numbers) -> Numbers:
-    """Return a GPU's pinned host bytes of a model's matrices at `bytes_` a parameter, each rounded as torch does."""
+    """Return the bytes of pinned host memory that a GPU's part of a model's matrices takes when it is offloaded.
+
+    bytes_: bytes of each parameter. Torch takes pinned memory for each matrix, up to 1 MiB in powers of two.
+    """
     parts = [(count, np.maximum(size * bytes_ / gpus, 1.0)) for count, size in model.matrices]
     blocks = [(count, np.where(part > MAX_ROUNDED, part, 2.0 ** np.ceil(np.log2(part)))) for count, part in parts]
     return sum((count * block for count, block in blocks), start=0.0 * gpus)
@@ -109,7 +116,10 @@ def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
 
 
 def reading(model: Architecture, software: Software, layouts: Layouts, longest: Numbers | float) -> list[Moment]:
-    """Return the moments of forward passes that may be fullest; longest: most response tokens of a rank at once."""
+    """Return moments of forward passes at which memory may be fullest.
+
+    longest: most tokens of a rank at once that the head reads, those of responses.
+    """
     if not software.shards_weights:
         return [_whole(model, layouts, layer.kept(model, software).on(model, layouts))]
     found = []

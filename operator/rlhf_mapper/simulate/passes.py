@@ -64,7 +64,10 @@ def expert_products(model: Architecture, gpu: Gpu) -> Table:
 
 
 def expert_part(model: Architecture, gpu: Gpu, tokens: Numbers, parts: Numbers | float) -> Numbers:
-    """Return the seconds of 1 / `parts` of a layer's experts with all tokens of `parts` ranks; tokens: of one."""
+    """Return the seconds of one of `parts` parts of a layer's experts with the tokens of `parts` ranks.
+
+    tokens: of a rank. Each rank has them routed to all experts, and computes a part of the experts for all ranks.
+    """
     of_all = tokens * parts
     beyond = np.maximum(of_all / ROWS[-1], 1.0)  # products are as long as they have rows there
     seconds: Numbers = beyond * expert_products(model, gpu).at(1.0, of_all) / parts
@@ -145,7 +148,10 @@ class Passes:
         return np.ceil(self.model.layers / layouts.p)
 
     def compute(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
-        """Return the seconds of a forward pass through the slowest stage, computation alone; tokens: by sequence."""
+        """Return the seconds of a forward pass through the slowest stage without communication; tokens: by sequence.
+
+        Context-parallel ranks share the tokens of each sequence.
+        """
         return self.layers(layouts, sequences, tokens) + self.head(layouts, sequences * tokens / layouts.c)
 
     def layers(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
@@ -153,7 +159,10 @@ class Passes:
         return self.stage_layers(layouts) * self._layer(layouts, sequences, tokens)
 
     def tensor_parallel(self, layouts: Layouts, tokens: Numbers, *, generates: bool = False) -> Numbers:
-        """Return the seconds of a stage's tensor-parallel all-reduces, two a layer; generates: by vLLM's own."""
+        """Return the seconds of a stage's tensor-parallel communication: two all-reduces in each layer.
+
+        generates: by vLLM's own all-reduce instead of NCCL's.
+        """
         t, bytes_ = layouts.t, tokens * self.model.hidden * self.software.compute_bytes
         seconds = 2 * (t - 1) * self.network.latency(t) + 2 * ring(t) * bytes_ / self.network.of(t)
         if self.is_measured:
@@ -163,7 +172,10 @@ class Passes:
         return both
 
     def between_experts(self, layouts: Layouts, tokens: Numbers) -> Numbers:
-        """Return the seconds of a stage's all-to-alls of experts, there and back in each layer; tokens: of a rank."""
+        """Return the seconds of a stage's all-to-alls of experts: in each layer, tokens go to them and come back.
+
+        tokens: of a micro-batch on a rank; its tensor-parallel ranks divide them.
+        """
         if self.model.experts == 1 or layouts.e is None:
             return np.zeros_like(layouts.gpus)
         near = np.maximum(np.floor(self.nodes.gpus_per_node / layouts.p), np.minimum(layouts.t, layouts.e))

@@ -72,7 +72,10 @@ def _exchanges(passes: Passes, layouts: Layouts, tokens: Numbers) -> Numbers:
 
 
 def _packed(rows: Numbers, most: Numbers, layouts: Layouts) -> tuple[Numbers, Numbers]:
-    """Return (micro-batches of a rank, mean sequences of each) for `rows`, at `most` each, and one for each stage."""
+    """Return (number of micro-batches of a rank, mean sequences of each), all about equally full, as the trainer packs.
+
+    rows: sequences of the rank; most: sequences that a micro-batch holds. A pipeline has one for each stage at least.
+    """
     count = np.maximum(np.ceil(rows / most - ROUNDING), layouts.p)
     return count, np.maximum(rows / count, 1.0)
 
@@ -83,7 +86,10 @@ def _computed_tokens(load: Workload, sequences: Numbers, together: int) -> Numbe
 
 
 def _collectives(passes: Passes, work: Work, every: Layouts, bytes_: float, kind: Collective) -> Numbers:
-    """Return the seconds of a collective for each layer, its experts apart, among a copy's FSDP ranks."""
+    """Return the seconds of one collective for each layer among the FSDP ranks of a copy; bytes_: of each parameter.
+
+    The experts of a layer are gathered apart, since other ranks have their shards.
+    """
     layouts = replace(every, d=every.d / work.replicas)
     model, experts = passes.model, layouts.of_experts
     of_experts = (model.layers - model.dense[0]) * model.expert_parameters
@@ -95,7 +101,10 @@ def _collectives(passes: Passes, work: Work, every: Layouts, bytes_: float, kind
 
 
 def _collective(passes: Passes, work: Work, layouts: Layouts, whole: Numbers, kind: Collective) -> Numbers:
-    """Return the seconds of a layer-wise collective of `whole` bytes among FSDP ranks, measured within a node."""
+    """Return the seconds of a collective of `whole` bytes, one for each layer, among the FSDP ranks.
+
+    In a node they are measured. Between nodes a ring passes each node once, with its latency.
+    """
     nodes, count, shards = passes.nodes, passes.stage_layers(layouts), layouts.shards
     seconds = ring(shards) * whole / passes.network.of_data_ranks(layouts, work.replicas)
     if not passes.is_measured:
@@ -125,7 +134,10 @@ def _gathered_and_scattered(passes: Passes, work: Work, layouts: Layouts) -> Num
 
 
 def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Numbers) -> Numbers:
-    """Return the seconds of reduce-scatter, behind the last backward pass, and all-gather of ZeRO-1; 0 with FSDP."""
+    """Return the seconds to reduce-scatter gradients and all-gather new weights once a mini-batch; 0 with FSDP.
+
+    The reduce-scatter hides behind the backward pass of the last micro-batch.
+    """
     software = passes.software
     if software.shards_weights:
         return np.zeros_like(layouts.gpus)
@@ -135,7 +147,10 @@ def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Number
 
 
 def _between_replicas(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
-    """Return the seconds in which copies (HSDP) exchange a shard's gradients, or compressed steps, by a ring."""
+    """Return the seconds in which copies of the weights (HSDP) exchange gradients, or compressed steps, in an update.
+
+    Each rank exchanges its shard, by a ring of all-reduce or, compressed, by a ring of all-gather.
+    """
     if work.replicas == 1:
         return np.zeros_like(layouts.gpus)
     of_a_shard = passes.model.parameters * work.replicas / layouts.gpus * work.trained_share

@@ -141,7 +141,10 @@ def _gpus_of(types: list[str], labels: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _most(limits: Document, group: NodesOfGroup) -> int:
-    """Return how many nodes a group may have by its limits (of CPUs and memory as settings say), or its `max`."""
+    """Return how many nodes a group may have by its limits, those that exist included.
+
+    Limits of CPUs and memory count if the settings say what a node has. Without a limit it is the group's own `max`.
+    """
     of_node = {"nodes": "1", "cpu": group.cpu, "memory": group.memory}
     found = []
     for resource, limit in limits.items():

@@ -118,7 +118,10 @@ class Client:
         fields: str = "",
         slim: Callable[[Document], Document] | None = None,
     ) -> Listing:
-        """Return all objects of a kind in one state, by label and field selectors; slim: applied to each object."""
+        """Return all objects of a kind in one consistent state, read in pages; only jobs keep their managedFields.
+
+        selector: label selector; fields: field selector; slim: applied to each object as soon as its page is read.
+        """
         path, items = resource.path(namespace), list[Document]()
         given = {"limit": "100", "labelSelector": selector, "fieldSelector": fields}
         query = {name: value for name, value in given.items() if value}
@@ -153,7 +156,11 @@ class Client:
         may: Callable[[], bool] | None = None,
         attempts: int = MAX_ATTEMPTS,
     ) -> Document:
-        """Send a request, again after passing errors (no answer, 401, 429, 5xx) while `may()`; else NotLeadingError."""
+        """Send a request and return the server's answer.
+
+        Passing errors (no answer, 401, 429, 5xx) are retried. may: called before each try; if it
+        returns False, NotLeadingError is raised.
+        """
 
         async def attempt() -> Document:
             if may is not None and not may():

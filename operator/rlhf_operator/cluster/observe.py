@@ -82,7 +82,10 @@ class Observer:
         self._heartbeats.forget_all_but({job.uid for _, job in self._cache.jobs})
 
     async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None:
-        """Return the Snapshot of a job, `fresh` from the API server, or None; silence counts from `since` on."""
+        """Return the Snapshot of a job; None if the job does not exist.
+
+        fresh: read the job's objects from the API server. since: time from which silence of a pod or node counts.
+        """
         foreign: tuple[ObservedRayJob, ...] = ()
         if fresh:
             await self._read_live(key)
@@ -205,7 +208,10 @@ class Observer:
         return {"": default, **{name: value for name, (value, _) in classes.items()}}
 
     def next_in_line(self) -> list[Key]:
-        """Return the jobs that may begin or give room now, if room was freed or the line moved since the last call."""
+        """Return the jobs that may begin now, if room was freed or the line has moved since the last call.
+
+        Jobs that began before their turn, or hold extra nodes, are returned, too: a waiting job may need their room.
+        """
         if not self._cache.has_line_moved:
             return []
         self._cache.has_line_moved = False

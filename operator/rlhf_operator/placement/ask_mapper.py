@@ -57,7 +57,10 @@ class Past:
         return cls(measured=known, responses=lengths(job, tokens[-1] if tokens else None))
 
     def correction(self, cluster: Cluster) -> Correction:
-        """Return the correction by the newest attempt on these GPU types, else on others: most is the software's."""
+        """Return the correction of predictions by the newest attempt on the same GPU types, else on other types.
+
+        Most of the correction stems from the software, so that other GPU types serve too.
+        """
         types = {group.gpu.name for group in cluster.groups}
         same_gpus = [each for each in self.measured if set(each.gpus) == types]
         newest = (same_gpus or self.measured)[-1:]
@@ -168,7 +171,10 @@ def predict_placed(
 
 
 def _one_pool(job: Job, choices: Sequence[Machines], capacity: Capacity) -> DeviceMapping:
-    """Return a data-parallel pool of all models on the most machines that divide the batch; NoPlaceError, SpecError."""
+    """Return a mapping of all models into one data-parallel pool, on the most machines over which the batch divides.
+
+    Raises NoPlaceError if machines differ in slots, or the rollout has its own pool; SpecError if nothing divides.
+    """
     if "rollout" in job.placed_roles():
         raise NoPlaceError("the mapper does not know these models; say in spec.placement.pools where the rollout is")
     machines = next((each for each in choices if len({group.slots for group in each}) == 1), None)
@@ -223,7 +229,10 @@ def have_room(capacity: Capacity, requests: Iterable[PodRequest], settings: Sett
 
 
 def _take(free: Counter[tuple[int, str, str]], pods: int, slots: int, gpu: str | None, zone: str | None) -> bool:
-    """Take each pod's slots from the tightest node of `free` ((slots, GPU, zone) -> nodes); False if one has none."""
+    """Take each pod's slots from the node with the fewest sufficient free slots; return False if a pod finds no node.
+
+    free: number of nodes by (free slots, GPU type, zone); changed in place.
+    """
     suit = (each for each in free if each[0] >= slots and gpu in (None, each[1]) and zone in (None, each[2]))
     for size, name, where in sorted(suit):
         of_a_node = size // slots

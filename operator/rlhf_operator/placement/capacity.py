@@ -25,7 +25,10 @@ MAX_DIGITS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class MachineGroup:
-    """Group of equal machines, each so many GPUs of a node or CPU slots; Kubernetes checks the rest of their pods."""
+    """Group of equal machines: each is so many GPUs of one node, or as many CPU slots as a job requests.
+
+    A worker pod's CPUs, and without GPUs its memory, are left to the Kubernetes scheduler to check.
+    """
 
     product: str
     """GPU product by the node's label; empty for CPU slots and unlabelled nodes."""

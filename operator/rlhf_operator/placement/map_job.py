@@ -1,4 +1,8 @@
-"""Placement of a job's models: asks the mapper, by the snapshot's nodes and known shapes, and reviews a mapping."""
+"""Placement of a job's models: asks the auto-mapper about a snapshot's nodes, and reviews an existing mapping.
+
+Inputs are the snapshot and each config.json of an installed package. The status in the snapshot holds the shapes that
+pods of the job have read.
+"""
 
 import hashlib
 import json
@@ -204,7 +208,10 @@ def _mapped_sizes(job: Job, role: PlacedRole, mapping: DeviceMapping, prediction
 
 
 def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
-    """Digest of the mapper's inputs besides the nodes: parts of the spec, and the origins of the models."""
+    """Digest of the mapper's inputs besides the nodes: parts of the spec and the origins of the models.
+
+    The shape of a model with a URI and a revision is read once, so it cannot change.
+    """
     spec = job.spec
     inputs = {
         "format": HASH_FORMAT,

@@ -19,7 +19,10 @@ def with_coming_nodes(nodes: Iterable[ObservedNode], settings: Settings) -> tupl
 def _coming(
     group: NodesOfGroup, existing: tuple[ObservedNode, ...], settings: Settings
 ) -> Iterator[tuple[bool, ObservedNode]]:
-    """Yield (whether a pod must wait for it, node) of the nodes that a group may add, numbered after existing ones."""
+    """Yield (whether a pod must wait for it, node) for the nodes that a group may still add.
+
+    Numbers begin after the nodes that exist, so the lowest one disappears when a node comes.
+    """
     if not group.most:
         return
     there = sum(group.match_labels.items() <= node.labels.items() for node in existing)

@@ -1,4 +1,7 @@
-"""Order of the line, by all jobs' statuses: priority, then what the namespace holds, then age."""
+"""Order of the line: by priority, then by what a job's namespace holds, then by age.
+
+The statuses of all jobs decide it. A job that holds room is in no line, so a share changes nothing for it.
+"""
 
 import json
 from collections import Counter

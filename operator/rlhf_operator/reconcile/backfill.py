@@ -33,7 +33,10 @@ def has_guests_ahead(ctx: ReconcileContext) -> bool:
 
 
 def delays_nobody(ctx: ReconcileContext, mapping: MappedPlacement, room: Room, ahead: Sequence[ObservedJob]) -> bool:
-    """Whether an attempt here ends before a job ahead could begin, or takes room that none of them could use."""
+    """Whether an attempt in this room would delay none of the jobs ahead that may begin next.
+
+    It ends before such a job could begin, or the job could not use the room. A job ahead without a mapping is delayed.
+    """
     own = replace(ctx.snapshot.job, status=ctx.status.model_copy(update={"mapping": mapping, "reserved": ()}))
     end = remaining_seconds(own, ctx.now) + START_AND_END_SECONDS
     for each in ctx.turns.first(ahead):

@@ -54,7 +54,10 @@ def delete_rayjobs(ctx: ReconcileContext, *, but: str | None) -> None:
 
 
 def keep_claim(ctx: ReconcileContext) -> None:
-    """Set whether the job's own claim is deleted with it (spec.storage.retain), before which no job is deleted."""
+    """Set whether the claim made for the job is deleted with the job, as spec.storage.retain says.
+
+    The job is not deleted before this is done. A claim that an earlier job of the same name left is kept.
+    """
     claim = ctx.snapshot.claims.get(names.output_claim_name(ctx.snapshot.job.name))
     if ctx.job is None or claim is None or not (storage.has_own_claim(ctx.job) and claim.made_for(ctx.snapshot.job)):
         return

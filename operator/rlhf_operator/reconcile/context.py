@@ -227,7 +227,10 @@ class ReconcileContext:
         return seconds > 0
 
     def require_live(self, why: str, *, alone: bool = False) -> None:
-        """Raise NeedsLiveReadError unless this pass has read the API server; alone: and no other job reserves room."""
+        """Raise NeedsLiveReadError unless this pass has read job and RayJobs from the API server.
+
+        why: for the log. alone: require also that no other job reserves room during the pass.
+        """
         if not self.snapshot.fresh or (alone and not self.snapshot.alone):
             raise NeedsLiveReadError(why, alone=alone)
 

@@ -1,4 +1,8 @@
-"""Decision of a pass from a snapshot: the status, and actions that it names before they are done."""
+"""Decision of a reconcile pass: the status to write and the actions to take, from one snapshot.
+
+An action that cannot be undone requires live reads. The status names an action before it is done, so the operator may
+be killed at any moment.
+"""
 
 from datetime import datetime
 

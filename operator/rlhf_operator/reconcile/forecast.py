@@ -1,4 +1,7 @@
-"""Forecast of when a job in line may begin, by the predicted ends of others; an overdue one is taken never to end."""
+"""Forecast of when a job in line may begin, from the predicted ends of the jobs that hold room.
+
+A job whose end is not known, or that has outlasted its prediction, is taken never to end.
+"""
 
 import math
 from bisect import bisect_left

@@ -35,7 +35,10 @@ class GivenRoom(NamedTuple):
 
 
 def find_room_to_give(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> GivenRoom | None:
-    """Return what the running attempt gives to jobs in line, the first and those behind it; None: it goes on."""
+    """Return what the running attempt gives to jobs in line that could then begin; None if it goes on as it is.
+
+    Jobs that wait behind the first one are served, too, as long as the same jobs give.
+    """
     own = replace(ctx.snapshot.job, status=ctx.status)
     may_give = is_open(own) and (is_guest(own) or bool(_spare_nodes(ctx, own)))
     if not (ctx.snapshot.in_line and may_give and _can_save(ctx)):
@@ -105,7 +108,10 @@ def will_leave_room(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
 def find_givers(
     ctx: ReconcileContext, to: ObservedJob, pods: Sequence[Group], holders: Sequence[ObservedJob]
 ) -> list[ObservedJob]:
-    """Return the fewest jobs, by `_possible_givers`, that give room after elastic pools, with what they keep."""
+    """Return the jobs that give room for pods, with what they keep; none if pods need no more, or get too little.
+
+    As few jobs give as suffice, in the order of `_possible_givers`, after elastic pools have given their extra nodes.
+    """
     trial = _Trial(ctx, to, pods, [each.without_extras() for each in holders], nodes_for(ctx, pods))
     givers = _possible_givers(ctx, to, pods, trial.holders) if pods else []
     trials = (givers[:count] for count in range(len(givers) + 1))
@@ -218,7 +224,10 @@ def _holding(job: ObservedJob, mapping: MappedPlacement | None, reserved: Sequen
 
 
 def _can_save(ctx: ReconcileContext) -> bool:
-    """Whether an attempt that ends now loses little: it saves in the grace period, or has just done."""
+    """Whether an attempt that ends now loses little: its pods save a checkpoint in the grace period, or have just done.
+
+    Longer steps end with the next checkpoint that the trainer makes anyway.
+    """
     progress, saved = ctx.status.progress, ctx.status.checkpoint
     if progress is None or ctx.record is None or ctx.record.first_step is None:
         return True

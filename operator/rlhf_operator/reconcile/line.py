@@ -43,7 +43,10 @@ class Turn(NamedTuple):
 
 
 def reserve_room(ctx: ReconcileContext, job: Job) -> Turn | None:
-    """Return the turn of the next attempt once it may begin and fits; None: a condition says what it waits for."""
+    """Return the turn of the next attempt once it may begin and there is room; the current mapping is kept if it fits.
+
+    None: a condition says what the job waits for.
+    """
     older, holds_room = jobs_ahead(ctx), bool(ctx.status.reserved)
     ahead = [] if holds_room else older
     # A job that holds room goes on at once, but takes no more room before the jobs ahead.
@@ -69,7 +72,10 @@ def _reserve_on(
     largest: MappedPlacement | None,
     delayed: Sequence[ObservedJob] = (),
 ) -> Turn | None:
-    """Reserve room for a mapping no larger than `largest`; delayed: jobs ahead that the attempt must not delay."""
+    """Reserve room on the free nodes with the current mapping or a new one, no larger than `largest`.
+
+    delayed: jobs ahead in line, which the attempt must not delay.
+    """
     # If there is no room without the nodes on which attempts failed, these nodes are used as well.
     for avoided in dict.fromkeys((failure.bad_nodes(ctx.snapshot, ctx.now), ())):
         seen = free.without(avoided)
@@ -143,7 +149,10 @@ def _reserves(
 
 
 def _should_wait_for_existing_nodes(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
-    """Whether an attempt waits for existing nodes, which guests leave or young pods may take, before coming ones."""
+    """Whether an attempt with room on coming nodes waits, because guests are about to leave enough existing nodes.
+
+    Young pods of another job may have no node yet, and the attempt's pods would take their nodes: it waits then, too.
+    """
     others = [each.status for each in ctx.snapshot.holders if not _awaits_nodes(each.status.reserved)]
     ages = (ctx.age(parsed(each.attempts[-1].start_time)) for each in others if each.attempts)
     youngest = min(ages, default=BINDING_SECONDS)

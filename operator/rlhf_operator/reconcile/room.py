@@ -96,7 +96,10 @@ def _place_group(
 
 
 def with_head(head: Group, snapshot: Snapshot) -> Mapping[str, Mapping[str, int]]:
-    """Return the amounts taken on each node, with the head pod on the suitable node with most free CPU."""
+    """Return the amounts taken on each node, with those of the head pod added.
+
+    The head pod is put on the suitable node with most free CPU, even if it does not fit there.
+    """
     taken, suiting = snapshot.taken, [node for node in snapshot.nodes or () if suits(node, head.pod)]
     if not suiting:
         return taken

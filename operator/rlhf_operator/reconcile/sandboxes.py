@@ -1,4 +1,7 @@
-"""Sandboxes of the running attempt: pods made and deleted, but for those whose failed start says why none runs."""
+"""Sandboxes of the running attempt: makes and deletes their pods, and sets a condition about them.
+
+Ended pods are deleted, except those that failed at their start since a pod last served: they say why none runs.
+"""
 
 from collections.abc import Sequence
 from itertools import takewhile

@@ -28,7 +28,11 @@ LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.TRAINER_METRICS_
 
 
 def attempt_manifests(pods: AttemptPods, *, claim_size: str) -> tuple[Manifest, ...]:
-    """Return the manifests of an attempt's objects in the order of creation; claim_size: least of the run folder's."""
+    """Return the manifests of all objects that an attempt needs, in the order of their creation.
+
+    All input jobs have succeeded, so the snapshot says where their models are. claim_size: smallest size of the claim
+    for the run folder.
+    """
     seen, job, settings = pods.snapshot.job, pods.job, pods.settings
     document = job_file.config_map(pods.snapshot, job, pods.mapping)
     claim = storage.output_claim(seen, job, settings, at_least=claim_size)
@@ -41,7 +45,10 @@ def attempt_manifests(pods: AttemptPods, *, claim_size: str) -> tuple[Manifest, 
 
 
 def rayjob(pods: AttemptPods) -> Manifest:
-    """Return the RayJob of an attempt, made once; KubeRay makes its cluster, submits by HTTP and takes it down."""
+    """Return the RayJob of an attempt, which is made once and never changed; the attempt ends with its RayJob.
+
+    KubeRay makes the RayJob's cluster, submits the entrypoint over HTTP, and takes the cluster down.
+    """
     name = names.rayjob_name(pods.job.name, pods.attempt)
     metadata, policy = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt), pods.job.spec.run_policy
     run = ("rlhf", "run", f"{names.JOB_FOLDER}/{job_file.KEY}", "--output", names.OUTPUT_FOLDER)
@@ -93,7 +100,10 @@ def _named(ports: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Manifest:
-    """Return the budget by which no ready one of an attempt's `pods` is evicted; elastic pods are not among them."""
+    """Return the PodDisruptionBudget of an attempt, which goes with its RayJob: no ready pod is evicted, as by a drain.
+
+    pods: number of the attempt's pods, all of which must run; pods of an elastic pool do not count, and may be evicted.
+    """
     selector: dict[str, Any] = {"matchLabels": {names.JOB_UID: job.uid, names.ATTEMPT: str(rayjob.attempt)}}
     if job.status.mapping and (pool := job.status.mapping.elastic_pool):
         selector["matchExpressions"] = [{"key": names.POOL, "operator": "NotIn", "values": [pool.name]}]
@@ -104,7 +114,10 @@ def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Ma
 
 
 def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy, *, has_sandboxes: bool) -> Manifest:
-    """Return the policy of a job's pods (no sandboxes): open to each other, some ports to peers; open egress."""
+    """Return the NetworkPolicy of a job: its pods may reach each other, admitted peers some ports; egress is open.
+
+    Sandboxes are no such pods, and have a policy of their own.
+    """
     own: dict[str, Any] = {"matchLabels": {names.JOB_UID: job.uid}}
     if has_sandboxes:
         own["matchExpressions"] = [{"key": names.ROLE, "operator": "NotIn", "values": [names.SANDBOX]}]

@@ -1,4 +1,7 @@
-"""Manifest of the Job that reads shapes or an own algorithm; its pod's termination message holds the answer."""
+"""Manifest of the Job that reads model shapes or a custom algorithm: a small pod with the job's image and claims.
+
+The pod has no credential of Kubernetes. Its termination message holds the answer, which the operator reads.
+"""
 
 import json
 from collections.abc import Mapping, Sequence

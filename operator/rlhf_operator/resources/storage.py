@@ -58,7 +58,10 @@ class Mount:
 
 
 def run_folder(job: Job) -> Place:
-    """Return the job's own folder for runs, in the claim that its storage names, or in one made for the job."""
+    """Return the folder for a job's runs: in the claim that its storage names, or in a claim made for the job.
+
+    Each job has its own folder, because jobs may share a claim and a run folder is for one run at a time.
+    """
     storage = job.spec.checkpoint.storage
     if storage and storage.startswith(PVC):
         return Place.of(Place.of(storage).below(job.name))
@@ -71,7 +74,10 @@ def output_uri(job: Job) -> str:
 
 
 def of_checkpoints(job: Job) -> str | None:
-    """URI of a bucket's folder for checkpoints, with the namespace, as jobs share buckets; None: the run folder."""
+    """URI of a bucket's folder for checkpoints, as the trainer gets it; None if they go to the run folder.
+
+    The URI has the namespace, because jobs of several namespaces may have one name and share a bucket.
+    """
     storage = job.spec.checkpoint.storage
     if storage is None or storage.startswith(PVC):
         return None
@@ -91,7 +97,10 @@ def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
 
 
 def make_run_folder(mounted: tuple[Mount, ...], image: Mapping[str, str]) -> dict[str, Any]:
-    """Return the pod field with the container that makes the run folder, of this image; empty for a whole claim."""
+    """Return the pod field with the container that makes the run folder; empty if that is a whole claim.
+
+    It alone sees the whole claim: the mounts of other containers begin at the folder. image: of the job's containers.
+    """
     place = next(each.place for each in mounted if each.folder == names.OUTPUT_FOLDER)
     container = {
         "name": names.FOLDER_CONTAINER,

@@ -115,7 +115,10 @@ def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
 
 
 def _affinity(pods: AttemptPods, part: _Part) -> dict[str, Any]:
-    """Return the affinity to nodes of the mapped GPU type and zone, to spot nodes for elastic pools; none by hand."""
+    """Return the affinity to nodes of the mapped GPU type and zone without shared GPUs; none for placement by hand.
+
+    Pods of an elastic pool prefer spot nodes.
+    """
     if pods.job.spec.placement.mode == "Manual":  # elastic pools are placed by hand
         spot = [_labels_are(each.match_labels) for each in pods.settings.node_groups if each.spot]
         preferred = [{"weight": 100, "preference": {"matchExpressions": each}} for each in spot if part.pool.max_nodes]

@@ -1,4 +1,7 @@
-"""The calls of an episode as a tree of tokens: a call that goes on from another gets its ids, never encoded again."""
+"""The calls of an episode: each gets its prompt's token ids, and the tokens of all calls become a tree.
+
+No answer is encoded again. A call that goes on from an earlier one gets that call's ids, and then the new messages.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -108,7 +111,10 @@ class Conversation:
     """The calls of one episode, in their limits."""
 
     def __init__(self, encoder: TurnEncoder, *, prompt_tokens: int, tokens: int, calls: int) -> None:
-        """Begin an episode, with at most `prompt_tokens` in its first prompt, `tokens` after it, and `calls`."""
+        """Begin an episode; encoder: of messages by the chat template, and of texts as they stand.
+
+        prompt_tokens: most tokens of the first call's prompt; tokens: most tokens of the tree after that prompt.
+        """
         self._encoder, self._most_prompt, self._most, self._most_calls = encoder, prompt_tokens, tokens, calls
         self._most_characters = CHARACTERS * (prompt_tokens + tokens)
         self._calls: list[Call] = []
@@ -155,7 +161,10 @@ class Conversation:
         return call
 
     def end(self, call: Call, response: Response) -> Answer:
-        """Add the response to the tree, cut to the room that calls share; return it as the answer of a call."""
+        """Add the engine's response to the tree, and return it as the answer of a call.
+
+        Calls that are answered at the same time share the room: what one has no room for is cut off.
+        """
         tokens = response.tokens[: self._room]
         if not tokens:
             raise self._limited("other calls of the episode have taken all of data.maxResponseTokens")

@@ -113,7 +113,10 @@ def texts_in(value: object) -> list[str]:
 
 @refusing()
 def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Mapping[str, object]) -> Request:
-    """Return what a request asks of MODEL or `model`, beside the job's `sampling`; RefusalError for anything else."""
+    """Return what a request asks for; RefusalError for what the proxy does not do.
+
+    model: another name of the model than MODEL; sampling: the job's sampling by the names of OpenAI and vLLM.
+    """
     if body.get("model") not in (MODEL, model):
         raise RefusalError(404, f"there is no model {body.get('model')!r:.80}, expected {MODEL!r}")
     own = {**NEUTRAL, **sampling}

@@ -36,7 +36,11 @@ class Agent:
             raise FileNotFoundError(f"there is no program {self._command[0]}")
 
     def run(self, given: Mapping[str, Any]) -> Any:
-        """Run the program on `row`; return its result, None for a command. WrongAnswerError if that fails."""
+        """Run the program; returns the function's result, which may be awaited, or None for a command.
+
+        given: `row` of the data, and `variables` of the environment. A command gets the row as its standard input;
+        WrongAnswerError if it fails.
+        """
         os.environ.update(given["variables"])
         if self._function:
             return self._function(given["row"], **self._arguments)

@@ -1,4 +1,7 @@
-"""HTTP server of an engine for programs, in OpenAI's format; requests wait for `ProgramRunner` in a queue."""
+"""HTTP server between programs and the model, in OpenAI's format: one for each engine, in a thread of its own.
+
+It knows no engine: requests wait in a queue until `ProgramRunner` takes them.
+"""
 
 import asyncio
 import json
@@ -92,7 +95,10 @@ class Proxy:
         return episode.refused
 
     def received(self, *, seconds: float) -> list[tuple[PendingRequest, bool]]:
-        """Return (request, whether its program waits no more) of all that came; wait `seconds` for the first."""
+        """Return (request, whether its program has stopped waiting for the answer) of all that came, in order.
+
+        seconds: longest wait for the first.
+        """
         found = list[tuple[PendingRequest, bool]]()
         with suppress(queue.Empty):
             while True:

@@ -1,4 +1,7 @@
-"""References to a batch's rows in workers or Ray; `PayloadMeter` counts bytes that the controller reads (0)."""
+"""References on the controller to a batch, whose rows lie in workers' processes or in Ray's object store.
+
+`PayloadMeter` counts the tensor bytes that the controller's process itself (de)serialises: by design 0.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ SMALL = {str, bytes, bool, int, float, range, slice, type(None)}
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows [start, stop) of a field in Ray's object store; blocks of the same rows are addends for their reader."""
+    """Rows [start, stop) of one field in Ray's object store, put there by the worker that computed the rows.
+
+    Blocks of the same rows are partial sums: a reader adds them up.
+    """
 
     start: int
     stop: int
@@ -125,7 +131,10 @@ class BatchFuture:
     def slice(
         self, rows: range, names: Sequence[str], *, pool: str, rank: int, reader: str
     ) -> tuple[BatchSlice, list[ray.ObjectRef]]:
-        """Return the named fields of a rank's rows, with references to their blocks; KeyError for a lacking field."""
+        """Return the slice of the named fields for a rank's rows, and references to the blocks that the slice needs.
+
+        KeyError for a field that the batch lacks, which is a mistake of the algorithm.
+        """
         if missing := [name for name in names if name not in self.fields]:
             held = ", ".join(self.fields) or "nothing"
             raise KeyError(f"{reader} reads {', '.join(missing)}; the batch holds {held}")

@@ -30,7 +30,10 @@ class Fetched:
     """Whether some reading rank gets no rows of the batch."""
 
     def cuts(self, made: range) -> list[range]:
-        """Return the row ranges of the blocks that a rank sends; an empty one tells a reader without rows the type."""
+        """Return the row ranges of the blocks that a rank sends; `made`: the rows that the rank computes.
+
+        A reader that gets no rows takes an empty block, which only tells the field's type and shape.
+        """
         first = bisect_right(self.pieces, made.start, key=lambda piece: piece.stop)
         last = bisect_left(self.pieces, made.stop, key=lambda piece: piece.start)
         inside = [range(max(piece.start, made.start), min(piece.stop, made.stop)) for piece in self.pieces[first:last]]
@@ -121,7 +124,10 @@ class Dispatch:
     """Processes that keep the fields which the call adds."""
 
     def collect(self, outputs: Sequence[Sequence[ray.ObjectRef]]) -> Batches:
-        """Return the batch, or each rank's, with added fields; outputs: each rank's references to its `cuts`."""
+        """Return the batch, or each rank's batch, with the fields that the ranks add.
+
+        outputs: for each rank the references to the blocks that it sends, in the order of its `cuts`.
+        """
         blocks = [part.blocks(iter(references)) for part, references in zip(self.parts, outputs, strict=True)]
         if not isinstance(self.batch, BatchFuture):
             return [
@@ -203,7 +209,10 @@ class Streams:
         self._scored.clear()
 
     def groups(self, batch: BatchFuture) -> Iterator[list[ray.ObjectRef]]:
-        """Yield the newest generating call's row groups, one of each rank in a list, in the order in which they end."""
+        """Yield lists of references to row groups (finished responses), one group of each generating rank in a list.
+
+        The groups are of the batch's newest generating call, and come in the order in which the responses end.
+        """
         call = max(made.call for made in batch.fields.values() if made.call in self._ranks)
         ranks = self._ranks.pop(call)
         for number in range(len(STREAM_SHARES)):

@@ -93,7 +93,10 @@ class Tracer:
         batch: ShapeFuture | None = None,
         **arguments: object,
     ) -> ShapeFuture | NoValue:
-        """Record a call. KeyError for a field that no call has added, ValueError for a protocol that does not fit."""
+        """Record a call; errors have the line of a user's method.
+
+        KeyError if the call reads a field that no call has added; ValueError if its protocol does not fit its layout.
+        """
         number, fields, protocol = len(self._calls), batch.fields if batch else {}, transfer.protocol
         if missing := [key for key in transfer.reads if key not in fields]:
             held = ", ".join(fields) or "nothing"

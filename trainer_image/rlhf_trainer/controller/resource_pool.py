@@ -66,7 +66,10 @@ class ResourcePool:
         return sum(self.slots_per_machine)
 
     def reserve(self, *, deadline: float, machines: Sequence[str] = ()) -> None:
-        """Reserve the pool's slots, on `machines` (Ray's ids) if given; EnvironmentProblem after `deadline` seconds."""
+        """Wait until Ray has reserved the pool's slots; EnvironmentProblem after `deadline` seconds.
+
+        machines: Ray's ids of the machines on which the slots are to be; none: Ray chooses.
+        """
         known = ray.cluster_resources()
         have = int(known.get(self.device, 0))
         if have < self.size:

@@ -139,7 +139,10 @@ class SlotProcess:
             return ray.util.get_node_ip_address(), free.getsockname()[1]
 
     def join(self, environment: Mapping[str, str], start: Callable[[], object]) -> tuple[int, str]:
-        """Set torchrun's variables and start torch.distributed by `start`; return (id of this process, machine)."""
+        """Set torchrun's environment variables and call `start`, which starts torch.distributed.
+
+        Returns (id of this process, name of the machine). A library's error becomes a TrainerError.
+        """
         os.environ.update(environment)
         import torch
 
@@ -293,7 +296,10 @@ class SlotProcess:
 
 @contextmanager
 def translated_errors(where: str, method: Callable[..., object] | None = None) -> Iterator[None]:
-    """Turn any error in the block into a TrainerError that names call, rank, and perhaps a line of the user's."""
+    """Turn any error in the `with` block into a TrainerError whose sentence says in which call and rank it was raised.
+
+    method: the called worker method. For a user's method, or an error in the user's code, file and line are named, too.
+    """
     try:
         yield
     except TrainerError:

@@ -1,4 +1,7 @@
-"""The ranks of a pool as one object: calls are recorded, sent in messages by their protocols, and give futures."""
+"""The ranks of a pool as one object: a call goes to all of them by its transfer protocol and returns futures.
+
+Calls are recorded first. Consecutive calls that a rank can run without waiting are sent to it as one message.
+"""
 
 from __future__ import annotations
 

@@ -171,14 +171,20 @@ class Loader:
         return self._slice(torch.from_numpy(examples), torch.from_numpy(valid), rows)
 
     def ordered(self, rows: slice | None = None) -> dict[str, Tensor]:
-        """Return examples [start, stop) in the file's order; rows beyond the last repeat example 0 with `valid` 0."""
+        """Return examples [start, stop) (all by default) in the file's order, for evaluation; tensors as by `batch`.
+
+        Rows beyond the last example repeat example 0 with `valid` 0.
+        """
         count = len(self)
         total = max(count, rows.stop if rows else 0)
         valid = torch.arange(total) < count
         return self._slice(torch.arange(total) * valid, valid, rows)
 
     def columns(self, examples: Tensor) -> list[dict[str, Any]]:
-        """Return the values of the named columns by example and column; None where its data set does not name one."""
+        """Return the values of the columns that `JobSpec.columns` names, for each example by column.
+
+        In a mix, a column that the example's data set does not name is None.
+        """
         names = dict.fromkeys(name for reader in self.readers for name in reader.columns)
         return [{**names, **reader.further(row)} for reader, row in self._read(examples)]
 

@@ -111,7 +111,10 @@ class Reader:
         return dict(self._further[self.numbers[row]]) if self.columns else {}
 
     def prompt(self, row: int) -> dict[str, Any]:
-        """Return the `prompt` of a kept row (from 0), without a final answer, and its tools if there are any."""
+        """Return the `prompt` of a kept row (from 0), a text or messages, and its tools if there are any.
+
+        A final answer among the messages is not part of the prompt.
+        """
         found = dict(self._prompts[self.numbers[row]])
         prompt = found.pop(getattr(self.source, self._prompt_key))
         ends_with_answer = isinstance(prompt, list) and prompt[-1]["role"] == "assistant"

@@ -103,7 +103,10 @@ class Environments:
             raise UserCodeError(f"{self._path}: {failure.what}")
 
     def begin(self, number: int, seed: int) -> None:
-        """Begin an episode under an unused number: fork its process, seeded, or prepare the connection to a sandbox."""
+        """Begin an episode: fork its process, or prepare the connection to a sandbox.
+
+        number: unused so far; seed: of the process's random numbers.
+        """
         if self._open_sandbox:
             self._episodes[number] = RunningEpisode(*self._open_sandbox(seed), waits=True)
             return
@@ -146,7 +149,10 @@ class Environments:
                 episode.until = time.monotonic() + episode.left
 
     def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
-        """Return (number, answer or AnswerFailure) of episodes; wait `seconds` for the first of pending requests."""
+        """Return (number, answer or AnswerFailure) of each episode that has answered, failed, or is late.
+
+        seconds: longest wait for the first such episode, if a request is pending; else there is no wait.
+        """
         found: list[tuple[int, Any]] = [*self._failed]
         self._failed = []
         limits = [each.until for each in self._episodes.values() if each.until is not None]
@@ -165,7 +171,10 @@ class Environments:
         return self._episodes[number].tool_times if number in self._episodes else ()
 
     def end(self, number: int) -> str:
-        """End an episode's process and descendants by closing its socket; return how it ended, empty if unknown."""
+        """End an episode's process and its descendants; returns how the process ended, empty if unknown.
+
+        The closed socket tells the episode's guard to kill them.
+        """
         if (episode := self._episodes.pop(number, None)) is None:
             return ""
         self._drop_request(episode)
@@ -281,7 +290,10 @@ def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[st
 
 
 def play_episode(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> None:
-    """Answer {method: argument} of an episode with the command's `seed` and `arguments`; never returns."""
+    """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns.
+
+    command: {"seed": of random numbers, "arguments": of the class}.
+    """
     with suppress(OSError):
         os.setpgid(0, 0)
     code, mine = 1, os.getpid()

@@ -30,7 +30,10 @@ def _path(job: Job) -> str:
 
 
 def environments_of(job: Job, sandboxes: Sandboxes | None = None) -> Environments:
-    """Return a job's `Environments`: class, tools or agent, in `sandboxes` or in processes here, which start now."""
+    """Return the `Environments` of a job: the user's class, tools, or the program of an agent; its process starts.
+
+    sandboxes: for the episodes, in place of processes of this machine.
+    """
     rollout = job.spec.rollout
     functions = list(rollout.tools or ())
     entrypoints: list[str] = [TOOLS, *functions]
@@ -56,7 +59,10 @@ def try_environment(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
 
 
 def play(job: Job, environments: Environments, number: int, calls: dict[str, Any]) -> dict[str, Any]:
-    """Call methods (-> argument) in the new episode `number`; return the answers. UserCodeError if one fails."""
+    """Call a job's environment in the new episode `number`; calls: {method: argument}. Returns the answers by method.
+
+    UserCodeError if the environment cannot be imported or fails.
+    """
     found = dict[str, Any]()
     environments.ready()
     environments.begin(number, seed=0)

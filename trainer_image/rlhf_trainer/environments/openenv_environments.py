@@ -1,4 +1,7 @@
-"""Environments of OpenEnv's servers by WebSocket, without its package: it needs mcp < 2, and vLLM another."""
+"""Environments of OpenEnv's servers: a session over the server's WebSocket, with texts as actions and observations.
+
+The package `openenv` is not imported: it needs mcp < 2, and vLLM another.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -33,7 +36,10 @@ class Environment:
         self._session = connect(f"ws{url.rstrip('/').removeprefix('http')}/ws", max_size=None)
 
     def reset(self, row: Mapping[str, Any]) -> str | None:
-        """Begin an episode with the row's columns as arguments; return the first observation, None if it is empty."""
+        """Begin an episode; the row's columns but the prompt are arguments of the environment's `reset`.
+
+        Returns the first observation, or None if the named field is empty, so that the data's prompt is used.
+        """
         given = {name: value for name, value in row.items() if name != "prompt"}
         observation = self._ask("reset", given)["observation"]
         return self._text(observation) if self._observation is None or observation.get(self._observation) else None

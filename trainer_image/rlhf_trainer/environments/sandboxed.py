@@ -55,7 +55,10 @@ class SandboxedEpisodes:
             self._files = {**users_sources(each), **self._files}
 
     def open(self, seed: int) -> tuple[socket.socket, Callable[[], None]]:
-        """Return a socket that answers as a new episode's process does, after `TAKEN`, and what ends the episode."""
+        """Return a socket that answers as the process of a new episode does, and a function that ends the episode.
+
+        `TAKEN` comes before the first answer.
+        """
         files = {**self._files, EPISODE: json.dumps({**self._command, "seed": seed})}
         words, limit = ["python3", "-m", "rlhf_trainer.environments.sandboxed"], self._sandboxes.seconds
         request = {"command": words, "files": files, "seconds": limit, "attached": True}

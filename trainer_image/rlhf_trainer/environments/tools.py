@@ -14,7 +14,11 @@ CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 class Tools:
-    """Environment of tools: a call gets a message `tool`, a bad one an `error`; an answer without any is the last."""
+    """Environment of tools: each call in a model's answer gets a message of the role `tool`.
+
+    An answer without a call ends the episode. A bad call, or an exception in a function, is returned to the model as
+    text starting with `error`.
+    """
 
     def __init__(self, functions: Sequence[str]) -> None:
         self._functions = {each.partition(":")[2]: imported(each) for each in functions}

@@ -1,4 +1,7 @@
-"""Environments of `verifiers` (0.4) by its configuration; their own programs call the model at the base URL."""
+"""Environments of the package `verifiers` (0.4): their own programs call the model, at the base URL of the episode.
+
+The configuration is that of an environment there, such as {"taskset": {"id": package}, "agent": {"harness": ...}}.
+"""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -14,7 +17,10 @@ def rows(**config: Any) -> Iterator[dict[str, Any]]:
 
 
 async def run(row: Mapping[str, Any], **config: Any) -> float:
-    """Play the episode of a row's `task`; return the mean reward of its trained agents. RuntimeError if it failed."""
+    """Play the environment's episode of a row's `task`; returns the mean reward of the agents that it trains.
+
+    Raises RuntimeError if the environment says that the episode failed.
+    """
     environment = vf.load_environment(vf.resolve_env_config(config))
     kind = type(environment.taskset).task_type()
     task = kind(kind.data_type().model_validate_json(row["task"]), environment.config.taskset.task)

@@ -6,7 +6,10 @@ from torch import Tensor
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """Return the sum of the elements' bit patterns (int64, on the device) modulo 2^64; slices add up."""
+    """Return the sum of all elements' bit patterns as signed integers: int64, on the tensor's device, without a wait.
+
+    Sums of disjoint slices add up to the sum of the whole tensor, modulo 2^64. tensor: float32, bfloat16 or float16.
+    """
     bits = tensor.detach().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
     if bits.device.type == "cpu":  # numpy is faster, but `bits.numpy()` would forbid to resize the storage
         return torch.as_tensor(np.from_dlpack(bits).sum(dtype="int64"))

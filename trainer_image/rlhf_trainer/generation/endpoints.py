@@ -1,4 +1,7 @@
-"""External engines (`rollout.endpoints`): vLLM's servers by token ids; a lost one's requests go to the others."""
+"""External engines (`rollout.endpoints`): token ids go to vLLM's HTTP servers, and token ids come back.
+
+A server that cannot be reached is lost until it is found again; its requests go to the other servers.
+"""
 
 import asyncio
 import json
@@ -136,7 +139,10 @@ class Endpoints:
         return [error for error in asyncio.run(self._examined()) if isinstance(error, TrainerError)]
 
     def found(self) -> list[tuple[str, int]]:
-        """Return (machine, ranks) of each server that answers and fits; empty if all of them have joined."""
+        """Return (machine, number of ranks) of each server that answers; empty if exactly these servers have joined.
+
+        Servers that do not meet the job's needs are left out. EnvironmentProblem if none remains.
+        """
         results = asyncio.run(self._examined())
         for server, result in zip(self._servers, results, strict=True):
             if isinstance(result, TrainerError):

@@ -32,7 +32,10 @@ ROPE_FIELDS: Mapping[str, Sequence[str]] = {
 def why_not_generated(
     config: PreTrainedConfig, *, on_cpu: bool, elsewhere: bool = False, trust_remote_code: bool = False
 ) -> str:
-    """Reason why models of a config cannot generate, here or elsewhere (external servers); empty if they can."""
+    """Reason why models of a config cannot generate; empty if they can, or if this vLLM does not list head sizes.
+
+    elsewhere: whether external servers generate.
+    """
     reason = why_unknown(config.model_type, getattr(config, "auto_map", None), trust_remote_code=trust_remote_code)
     is_own = not uses_modules(config, trust_remote_code=trust_remote_code)
     if reason := reason or _why_computed_otherwise(config, is_own=is_own, elsewhere=elsewhere):

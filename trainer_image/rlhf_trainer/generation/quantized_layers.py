@@ -91,7 +91,10 @@ def write_quantized(module: Any, weight: Tensor) -> None:
 
 
 def require_quantized(model: nn.Module, quantization: Literal["Int8", "FP8"]) -> None:
-    """Raise EnvironmentProblem for a linear layer of an engine that vLLM did not give the requested type."""
+    """Raise EnvironmentProblem unless all linear layers of a started engine hold weights of the requested type.
+
+    The error names the first layer that vLLM left as it was, or gave a kernel of unknown layout.
+    """
     layers = {path: each for path, each in model.named_modules() if isinstance(each, LinearBase)}
     for path, layer in layers.items():
         kernel = _kernel(layer) if is_quantized(layer) else layer.quant_method

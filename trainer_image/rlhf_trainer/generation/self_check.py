@@ -43,7 +43,10 @@ def layout_checked() -> Iterator[None]:
 
 @torch.no_grad()
 def check(model: Any) -> None:
-    """Check by test values that a vLLM model's parameters are where the trainer writes; EnvironmentProblem if not."""
+    """Load test values into a vLLM model, and check that its parameters are where the trainer writes them.
+
+    The check overwrites the first layer and all weights outside layers. EnvironmentProblem if a parameter is elsewhere.
+    """
     every = locations_of(model)
     _require_no_gaps(every)
     layers = {name: found.group(1) for name in every if (found := re.search(r"\.layers\.(\d+)\.", name))}

@@ -122,7 +122,10 @@ def engine_arguments(
 
 
 def _drafts(rollout: Rollout, draft: str | None, *, heads: int, stages: int, shards: int) -> dict[str, Any]:
-    """Return vLLM's configuration of speculation, by the folder of a `draft`; ConfigError for what was not tried."""
+    """Return vLLM's configuration of speculative decoding. ConfigError for what was not tried, or a missing package.
+
+    draft: folder or hub name of a model with so many heads, which is cut into as many shards as the generator.
+    """
     if not rollout.speculation:
         return {}
     if rollout.routing == "Replay" or stages > 1:

@@ -67,7 +67,10 @@ def response_seed(seed: int, step: int, row: int, turn: int = 0) -> int:
 
 
 class GenerationEngine:
-    """vLLM in parallel over ranks of torch.distributed, which all give the same prompts and get the same responses."""
+    """vLLM with tensor and pipeline parallelism over ranks of torch.distributed, which must be initialised.
+
+    All ranks of an engine are given the same prompts and seeds, and return the same responses.
+    """
 
     def __init__(
         self,
@@ -270,7 +273,10 @@ class GenerationEngine:
     def begin(
         self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool, stop: Sequence[str] = ()
     ) -> None:
-        """Begin a response that `step` returns with `number`; stop: texts, with whose tokens it ends, too."""
+        """Begin a response to a prompt, besides those being generated; `step` returns it with `number`.
+
+        stop: texts that end the response, too, with the token in which the first of them ends.
+        """
         if self._awake != {"weights", "kv_cache"}:
             raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
         rollout, ends = self._rollout, self._ends

@@ -69,7 +69,10 @@ class WorkerExtension:
             live.copy_(kept)
 
     def draft_row_by_row(self) -> None:
-        """Draft for each row alone, cut at the length limit; vLLM drafts for none while one row is nearly that long."""
+        """Draft for each row as if it were alone; vLLM drafts for none while one has nearly the greatest length.
+
+        Drafts beyond that length are cut row by row.
+        """
         self.model_runner.effective_drafter_max_model_len = sys.maxsize
 
     def require_quantized(self, quantization: Literal["Int8", "FP8"] | None) -> None:

@@ -75,7 +75,10 @@ class RowRange:
 
 
 def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
-    """Locations of this rank's parameters (no tied head) by Hugging Face name; EnvironmentProblem if one is unknown."""
+    """Locations of the parameters that this rank holds, by Hugging Face name, in the order of the model.
+
+    A tied head has no location of its own. EnvironmentProblem for a module of unknown layout.
+    """
     seen: set[int] = set()
     locations: dict[str, ParameterLocation] = {}
     prefix = getattr(getattr(model, "model", None), "base_model_prefix", "model")  # vLLM's backend names it `model`

@@ -1,4 +1,7 @@
-"""Buckets of a reshard, the parts of weights that one collective exchanges; all ranks cut them in the same way."""
+"""Buckets of a reshard (weights from training to generation shards): the parts that one collective exchanges.
+
+All ranks of the world cut their transfers (`Move`) into buckets in the same way.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,8 @@
-"""Lossless deltas of weights: a bit for each element, then the new values of those whose bits have changed."""
+"""Lossless delta encoding of weights: only elements that changed since the last exchange are sent.
+
+A message has a bit for each element, then the new values. A small update changes few of the bfloat16 values of a model.
+Elements are compared by their bits.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,7 +93,10 @@ class Arrival:
 
 
 def encoded(new: Tensor, old: Tensor | None) -> Tensor:
-    """Encode changes from `old` to `new` [N] as uint8 [n], 8 bytes of their count first (-1: all of `new`)."""
+    """Encode the changes from `old` to `new` as uint8 [n], or all of `new` if that is shorter or `old` is None.
+
+    The first 8 bytes are the number of changed elements, -1 for all of `new`. new, old: [N], floats of one type.
+    """
     bits = new.view(BITS[new.itemsize])
     if old is not None:
         changed = bits != old.view(bits.dtype)

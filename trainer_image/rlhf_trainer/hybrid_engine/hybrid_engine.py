@@ -108,7 +108,11 @@ class HybridEngine:
         )
 
     def to_generation(self) -> ReshardStats:
-        """Reshard the weights into the generator, a collective; return the traffic. NumericsError if bits differ."""
+        """Reshard the current training weights into the generator, a collective; returns the traffic.
+
+        NumericsError, with the parameter and the ranks, if received bits differ from sent bits, or the generator's bits
+        from received ones.
+        """
         weights: Mapping[str, Shard] = {}
         if self._model:
             adapter = self._model.adapter

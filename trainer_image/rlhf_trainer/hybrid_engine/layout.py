@@ -1,4 +1,7 @@
-"""Slices of all parameters, under Hugging Face's names, that a rank holds in training and in generation."""
+"""Slices of all parameters that a rank holds, in training and in generation.
+
+A model is a list of `Parameter`s under the names and shapes of Hugging Face; the code is the same for all models.
+"""
 
 import re
 from collections.abc import Sequence
@@ -134,7 +137,10 @@ def training_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int)
 
 
 def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int) -> Shards:
-    """Return a rank's shards in generation, p / p_g stages by t_g ranks; ConfigError if t_g cuts no equal parts."""
+    """Return a rank's shards in generation: vLLM's tensor-parallel shards in p_g stages of p / p_g training stages.
+
+    ConfigError if t_g ranks cannot share a parameter equally.
+    """
     at, stages = sizes.coordinates(rank), generation_stages_of(model, sizes)
     return {
         parameter.name: generation_slice(parameter, sizes, at["generation_tensor"])
@@ -144,7 +150,10 @@ def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: in
 
 
 def training_slice(parameter: Parameter, sizes: ParallelSizes, rank: int) -> TensorSlice:
-    """Return a rank's FSDP shard, cut like torch.chunk, of its tensor-parallel shard or experts of a parameter."""
+    """Return a rank's FSDP shard of its tensor-parallel shard, or of its experts, of a parameter of its stage.
+
+    Shards are split like torch.chunk.
+    """
     part = TensorSlice.whole(parameter.shape)
     if sizes.tensor > 1:
         _require_known(parameter, "spec.models.actor.parallelism.tensor")

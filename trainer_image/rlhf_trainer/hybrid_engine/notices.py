@@ -26,7 +26,10 @@ class Notices:
         return int(self._store.add(OFFERS, 0))
 
     def tell(self, number: int, value: int) -> None:
-        """Publish this rank's value for round `number` (from 1); it stays until `told(number + 1)` has returned."""
+        """Publish this generating rank's value for round `number` (from 1), for the group's generating ranks to read.
+
+        Round `number + 2` overwrites the value. That round begins only after `told(number + 1)` has returned values.
+        """
         self._store.set(self._key(number, self._rank), f"{number} {value}")
 
     def told(self, number: int) -> list[int] | None:

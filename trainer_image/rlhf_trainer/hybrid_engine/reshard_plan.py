@@ -1,4 +1,8 @@
-"""Reshard plan of one rank, its own moves: each byte enters a node once; layers are planned alike."""
+"""Reshard plan of one rank: its sends, forwards and receives. Each byte enters a node once.
+
+A rank plans its own moves only, and once for each way of cutting a parameter, as all layers of a model are cut in the
+same way.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +111,11 @@ class Parties:
 
 
 def plan(model: Sequence[Parameter], parties: Parties, rank: int) -> ReshardPlan:
-    """Plan a rank's moves: parts come from itself, its node, or once over the network; ConfigError for misfit sizes."""
+    """Plan the moves of a rank: parts come from the rank itself, else from a holder on its node.
+
+    If no rank of a node holds a part, one rank of the node receives the part and forwards it within the node.
+    ConfigError if the sizes do not fit the model.
+    """
     stages = stages_of(model, parties.training.pipeline)
     generation_stages = generation_stages_of(model, parties.generation)
     moves_of_cut: dict[object, Moves] = {}

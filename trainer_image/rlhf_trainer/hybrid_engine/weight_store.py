@@ -234,7 +234,10 @@ class WeightReader:
         return chain
 
     def _read(self, version: Checkpoint, state: Mapping[str, Any]) -> None:
-        """Take a version; NumericsError for wrong files, which change nothing, or wrong weights, which are dropped."""
+        """Take a version; NumericsError if a file or the resulting weights are not those that were written.
+
+        A damaged file changes nothing. After wrong weights, none are held.
+        """
         is_full = state["base"] is None
         with TemporaryDirectory(prefix="rlhf-weights-") as folder, storage_errors(version.uri):
             files, path = open_storage(version.uri)

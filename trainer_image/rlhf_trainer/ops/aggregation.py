@@ -23,7 +23,10 @@ def aggregate(
 
 
 def weight_of(mask: Float[Tensor, "B T"], *, aggregation: Aggregation, max_tokens: int) -> Float[Tensor, ""]:
-    """Return a batch's tokens, responses (rows with a token) or responses * `max_tokens`; parts add up."""
+    """Return the weight of a batch: its tokens, its responses (rows with a token), or responses * `max_tokens`.
+
+    The weights of ranks and micro-batches add up to the global batch's weight.
+    """
     if aggregation == "TokenMean":
         return mask.sum()
     responses = (mask > 0).any(dim=1).sum().to(mask.dtype)

@@ -1,4 +1,7 @@
-"""Sums and means over tokens whose mask is 1.0; values elsewhere (0.0: padding, prompts) never count, not even NaN."""
+"""Sums and means over masked tokens; values outside a mask (padding, prompts) never count, NaN included.
+
+A mask is 1.0 where a token counts and 0.0 elsewhere.
+"""
 
 import torch
 from jaxtyping import Float

@@ -1,4 +1,7 @@
-"""Outputs of a run: the protocol `Listener`, the options, and the opening of those that are requested."""
+"""Outputs of a run: the protocol `Listener`, the options, and the function that opens the requested outputs.
+
+The module of an output is imported only if the output is requested.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -36,7 +36,10 @@ REWARDS: Final = ("reward.", "cost.")
 
 
 class SpanSender:
-    """Listener that sends each step as a trace, from a thread; spans that cannot be sent are counted and told once."""
+    """Listener that sends each step as a trace, from a thread; no step waits for it, and only the job's end a little.
+
+    Spans that cannot be sent are counted, told at the end, and not sent again.
+    """
 
     def __init__(self, job: Job, folder: JobFolder, warn: Callable[[str], None]) -> None:
         assert job.spec.outputs.otel is not None, "it is asked for"

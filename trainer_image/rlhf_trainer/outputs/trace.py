@@ -46,7 +46,10 @@ class Trace:
         """Do nothing: every step is already in the file."""
 
     def _events(self, report: StepReport, origin: float) -> Iterator[dict[str, Any]]:
-        """Yield the trace events of a step in microseconds from `origin`; an episode and its parts are asynchronous."""
+        """Yield the trace events of a step; times in microseconds from `origin`, the start of the first step.
+
+        Episodes overlap on their rank, so each is an asynchronous event; its requests and tools share its id.
+        """
         step: dict[str, Any] = {"step": int(report.record["step"])}
         inner = [span for span in report.spans if span.phase in EPISODE_PHASES]
         inner.sort(key=lambda span: (span.start, -span.end))

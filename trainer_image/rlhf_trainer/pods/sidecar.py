@@ -133,7 +133,10 @@ def kept_log(output: Path, attempt: AttemptId) -> BinaryIO | None:
 
 
 def serve(job_folder: Path, attempt: AttemptId, *, port: int, logs: Path, stay: float) -> None:
-    """Serve the status and copy the log until a signal, and the trainer's end or `stay` seconds. OSError for a port."""
+    """Serve the status and copy the log until a signal came and the trainer ended, or `stay` seconds after the signal.
+
+    OSError if the port cannot be opened.
+    """
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -146,7 +146,10 @@ def _require_parameters(defined: Sequence[ast.FunctionDef | ast.ClassDef]) -> No
 
 @cache
 def _judges() -> tuple[tuple[tuple[Any, str, Any], ...], tuple[tuple[type, frozenset[str]], ...]]:
-    """Return what judges a program, (owner, name, value) of each attribute and (class, names), before one runs."""
+    """Return what judges a program: (module or class, name, value) of each attribute, and (class, names) of each class.
+
+    It is read once, before the first program runs.
+    """
     modules = [each for name, each in sys.modules.items() if JUDGING.match(name)]
     found = [value for each in modules for value in vars(each).values() if isinstance(value, type)]
     classes = [each for each in dict.fromkeys(found) if JUDGING.match(each.__module__)]
@@ -183,7 +186,10 @@ class Program:
         return {name: value for name, value in defined.items() if name not in self.builtins}
 
     def results(self, name: str, call: Callable[[Any], Any]) -> list[Any]:
-        """Return call(function), in JSON, of the code's function of this name, or of all; without those that failed."""
+        """Return call(function) for the code's function of this name, or for all functions if it is empty.
+
+        Results are JSON values, as a class of the code's own may equal anything; those of failed calls are left out.
+        """
         own, found = dict(self.names), []
         if "Solution" in own:
             made = self.run(own["Solution"])
@@ -195,7 +201,10 @@ class Program:
         return found
 
     def output(self, given: str) -> str:
-        """Run the code as a program with standard input `given`, by files 0 and 1; return what it prints."""
+        """Run the code as a program with the standard input `given`; return what it prints.
+
+        Files 0 and 1 are pipes meanwhile, as fast programs read and write them by their numbers.
+        """
         before, kept, printed = (sys.stdin, sys.stdout), (os.dup(0), os.dup(1)), bytearray()
         (source, feed), (drain, sink) = os.pipe(), os.pipe()
         threads = [Thread(target=_feed, args=(feed, given.encode())), Thread(target=_drain, args=(drain, printed))]

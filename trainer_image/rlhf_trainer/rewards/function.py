@@ -1,4 +1,7 @@
-"""Functions of the user's, each called under a time limit in a guarded process, which runs this module itself."""
+"""Functions of the user's, each called in a guarded process under a time limit; a failure becomes one sentence.
+
+`UserFunction` is the trainer's end. A guarded process runs this module (`python -m`), so imports at its top are quick.
+"""
 
 import importlib
 import inspect
@@ -255,7 +258,10 @@ def number_of(value: Any) -> float | None:
 
 
 def description_of(error: BaseException, failed: object) -> str:
-    """Return an error in one line with the innermost line of a user's file, else that of the called object `failed`."""
+    """Return an error in one line: its class, its text, and the innermost line of its traceback in a user's file.
+
+    failed: the called object; if the traceback has no such line, the line where this object is defined is shown.
+    """
     message: object = error
     frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:  # the text ends with the file's name, without its folder

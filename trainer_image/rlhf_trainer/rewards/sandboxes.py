@@ -67,7 +67,10 @@ class Sandboxes:
 
     @classmethod
     def of(cls, spec: Any, *, sharers: int) -> Self | None:
-        """Return the job's sandboxes by `spec.sandbox`, None without pods; sharers: ranks or engines that use them."""
+        """Return the sandboxes of a job whose `spec.sandbox` is `spec`; None where nobody has made pods for it.
+
+        sharers: number of ranks or engines that use them at the same time.
+        """
         host, _, port = os.environ.get(ADDRESS, "").rpartition(":")
         return cls(host, int(port), max(1, spec.warm // sharers), float(spec.seconds)) if spec and host else None
 
@@ -91,7 +94,10 @@ class Sandboxes:
     def open(
         self, request: Mapping[str, Any], *, until: float, is_over: Callable[[], bool] = lambda: False
     ) -> socket.socket:
-        """Return the connection to a sandbox that took a request; NoSandboxError after `until`, or if `is_over`."""
+        """Return the connection to a free sandbox that has taken a request; NoSandboxError if none has by `until`.
+
+        is_over: function that says whether nobody needs a sandbox any more.
+        """
         began, pause = time.monotonic(), PAUSES[0]
         while time.monotonic() < until and not is_over():
             with suppress(OSError, EOFError, ValueError):  # it is in use, has served, or is not there yet
@@ -118,7 +124,10 @@ def _resolved(host: str, port: int) -> tuple[str, int]:
 
 
 def sources(modules: Iterable[str]) -> dict[str, str]:
-    """Return our own modules, which are not imported, as files of a command, with an empty one for each package."""
+    """Return the files of our own modules as files of a command, with an empty one for each of their packages.
+
+    They are not imported: this image need not have what they import.
+    """
     found: dict[str, str] = {}
     for name in modules:
         spec, path = importlib.util.find_spec(name), Path(name.replace(".", "/"))

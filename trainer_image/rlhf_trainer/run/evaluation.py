@@ -205,7 +205,10 @@ def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
 
 
 def passes_at(rows: Sequence[JudgedRow], measure: str, *, samples: int) -> dict[int, float]:
-    """Return the mean pass@k over prompts for each k of `sizes_of(samples)`; only a score of 1 passes."""
+    """Return pass@k of a measure as a mean over the prompts, for each k of `sizes_of(samples)`.
+
+    A response passes with a score of 1; one without a score does not.
+    """
     groups = (rows[start : start + samples] for start in range(0, len(rows), samples))
     passed = [sum(row.scores[measure] == 1.0 for row in group) for group in groups]
     return {

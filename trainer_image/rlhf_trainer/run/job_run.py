@@ -152,7 +152,10 @@ def run_job(
     checkpoints: Checkpoints,
     reporter: Reporter,
 ) -> dict[str, object]:
-    """Evaluate, train, evaluate and save (model, folder; None: nothing); return the job's part of summary.json."""
+    """Evaluate, train, evaluate and save; returns the job's part of summary.json.
+
+    saves: the trained model and its folder; None for a job that trains none.
+    """
     started, total_steps = time.monotonic(), data.total_steps
     reporter.say(*data.facts)
     if resumed := checkpoints.restore():

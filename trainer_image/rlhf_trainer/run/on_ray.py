@@ -256,7 +256,10 @@ class RayRuntime:
             self._span_pools(hosts, ParallelSizes(data=len(servers), tensor=servers[0][1]), in_ray=False)
 
     def _span_pools(self, hosts: Sequence[str], generation: ParallelSizes, *, in_ray: bool = True) -> None:
-        """Join the actor's and the generating ranks (on `hosts`) in one group; in_ray: False if servers generate."""
+        """Join the actor's ranks and the generating ranks (on `hosts`) in one torch.distributed group.
+
+        in_ray: a pool generates; servers outside Ray count as on other machines.
+        """
         group = self._groups[self._home]
         span = Span(
             meeting=group.rendezvous(is_near=in_ray and len({*group.hosts, *hosts}) == 1),

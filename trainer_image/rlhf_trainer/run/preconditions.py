@@ -93,7 +93,10 @@ def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapp
 
 
 def require_generating(jobs: Sequence[Job], job: Job, output: Path) -> None:
-    """Raise SpecError if a job generates with an unknown family, as far as config.json can be read; jobs: all."""
+    """Raise SpecError if a job generates with a model of an unknown family; jobs: all of the manifest.
+
+    A config.json that cannot be read is left to the deep check.
+    """
     if job.spec.algorithm.offline or "actor" not in job.models():
         return
     maker, made = made_from(job, "actor", {each.name: each for each in jobs})

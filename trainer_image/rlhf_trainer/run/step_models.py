@@ -53,7 +53,10 @@ class RolloutPool:
 
 
 class ApartRollout:
-    """Generation calls of an actor with generators elsewhere; they change no actor, so lost ones are repeated."""
+    """Generation calls of an actor whose responses are generated in another pool.
+
+    The actor's state does not depend on what generators do. So if a generator is lost, its calls are repeated.
+    """
 
     def __init__(self, actor: Handle, rollout: Handle, pool: RolloutPool, *, interrupts: bool = False) -> None:
         """interrupts: whether generators get new weights in the middle of a batch, too (`rollout.partial`)."""

@@ -89,14 +89,20 @@ def home_of(job: Job, placed: DeviceMapping) -> str:
 def setting_of(
     job: Job, role: Role, folders: Mapping[Role, str], *, total_steps: int = 0, layout: ParallelSizes | None = None
 ) -> WorkerSetting:
-    """Return the setting of a role's worker, which for `rollout` has the actor's model; total_steps: of the job."""
+    """Return the setting of a role's worker; the role `rollout` gets the actor's model and folder.
+
+    total_steps: training steps of the job, which only workers that train read.
+    """
     held: Role = "actor" if role == "rollout" else role
     model, folder = job.models()[held], folders[held]
     return WorkerSetting(job=job, role=held, model=model, folder=folder, total_steps=total_steps, layout=layout)
 
 
 def with_routing(job: Job, folders: Mapping[Role, str], placed: DeviceMapping, say: Callable[[str], None]) -> Job:
-    """Return the job with `rollout.routing` chosen by its actor's config.json; say: told if nothing can be replayed."""
+    """Return the job with a choice of `rollout.routing`: if it is open, by its actor's config.json.
+
+    say: told of a mixture whose routing cannot be replayed.
+    """
     if not job.may_replay_routing:
         return job
     setting, generator = setting_of(job, "actor", folders), placed.sizes["rollout" if job.generates_apart else "actor"]

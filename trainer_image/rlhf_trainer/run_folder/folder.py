@@ -226,7 +226,10 @@ class JobFolder:
 
     @property
     def checkpoints(self) -> CheckpointStore:
-        """Return the store of the job's checkpoints: `checkpoints` in this folder, or STORAGE/RUN/JOB if one is set."""
+        """Return the store of the job's checkpoints: `checkpoints` in this folder, or STORAGE/RUN/JOB.
+
+        STORAGE is `checkpoint.storage`, if set; RUN is the name of the run folder, JOB the name of the job.
+        """
         storage = self._job.spec.checkpoint.storage
         if storage is None:
             return CheckpointStore(str(self.path.resolve() / "checkpoints"))
@@ -259,7 +262,10 @@ class JobFolder:
         evidence: Document = EMPTY,
         mapping: DeviceMapping | None = None,
     ) -> None:
-        """Prepare the folder for a run (inputs, evidence: see `Start`); metrics after its checkpoint are deleted."""
+        """Prepare the job's folder for a run from the start or a checkpoint; metrics of later steps are deleted.
+
+        inputs, evidence: as in `run.resume.Start`; the job's checkpoints contain both.
+        """
         saved = saved_state(checkpoint) if checkpoint else None
         texts = {METRICS: checkpoint.text(METRICS)} if checkpoint else {}
         texts |= {INPUTS: json.dumps(dict(inputs)) + "\n", RUN: as_text(evidence), JOB_FILE: dump(self._job)}

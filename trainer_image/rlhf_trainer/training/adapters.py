@@ -61,7 +61,10 @@ class AdaptedLinear(nn.Linear):
 def add_adapter(
     model: LanguageModel | Scorer, lora: Lora, source: Model, folder: str, *, seed: int, path: str
 ) -> Adapter:
-    """Add an adapter to each target matrix of a frozen model on the meta device; ConfigError for an absent one."""
+    """Freeze a model on the meta device, and add an adapter to each of its matrices that is a target, in place.
+
+    source, folder: of the base model; path: field `lora` in the manifest. ConfigError for a target that no layer has.
+    """
     pretrained = inner(model)
     matrices = _matrices_in_layers(pretrained)
     names = sorted({name.rpartition(".")[2] for name in matrices})

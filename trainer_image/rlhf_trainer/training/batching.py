@@ -101,7 +101,10 @@ class Bundles:
 
     @classmethod
     def of(cls, texts: Sequence[TokenBatch], *, token_budget: int, share: bool = True) -> Bundles:
-        """Bundle rows, in order, by prefixes of their first text (share), up to token_budget tokens or one row."""
+        """Bundle rows by prefixes of their first text; a bundle has at most token_budget tokens, or one row.
+
+        share: whether texts share at all. Bundles are in the order of their first rows.
+        """
         of_rows, sizes = torch.arange(len(texts[0].lengths)), list[tuple[int, int, int]]()
         tree, tokens, first = PrefixTree(shares=share), 0, 0
         for row, branches in branches_in_order(texts):

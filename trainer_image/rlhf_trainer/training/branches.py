@@ -56,7 +56,10 @@ def branches_in_order(texts: Sequence[TokenBatch]) -> list[tuple[int, list[Branc
 
 
 def runs_of(parents: Tensor | None, size: int) -> list[Runs]:
-    """Return the branches of a row of `size` tokens by their leaves; parents: int64 [T], None for one branch."""
+    """Return the branches of a row of `size` tokens, ordered by their leaves; the last ends with the row's last token.
+
+    parents: the row's `PARENTS`, int64 [T]; None: the row is one branch.
+    """
     if parents is None or not size:
         return [[(0, size)]]
     before, place = parents[:size].numpy(), np.arange(size)

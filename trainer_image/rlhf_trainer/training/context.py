@@ -12,7 +12,10 @@ Move = Callable[[Tensor], Tensor]
 
 
 def sum_of_parts(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Sum values that each rank has in part (zeros elsewhere); the gradient is each rank's own."""
+    """Sum values of which each rank of the group has some and zeros for the rest; its gradient is each rank's own.
+
+    So every rank computes the same loss of whole rows, and the gradient of a weight is its sum over the ranks.
+    """
     if group is None:
         return values
     return _moved(values, partial(_added, group=group), lambda gradient: gradient)

@@ -199,7 +199,10 @@ class ModelMesh:
 
     @cached_property
     def expert_axes(self) -> DeviceMesh:
-        """Device mesh (replicas, `EXPERT_SHARD`, `EXPERT`) of this stage's experts, by a collective of the pool."""
+        """Device mesh of this rank's stage for experts: `EXPERT_SHARD` before `EXPERT`, perhaps replicas before both.
+
+        A collective of the pool when it is first read.
+        """
         layout = self.layout
         ranks = torch.arange(layout.world_size).view(layout.replicas, layout.shards, layout.pipeline, layout.tensor)
         ranks = ranks.transpose(1, 2).reshape(layout.replicas, layout.pipeline, layout.expert_shards, layout.expert)
@@ -224,7 +227,10 @@ class ModelMesh:
 
     @cached_property
     def pipeline_ways(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """Process groups of a fused schedule's hidden states and of its gradients, which keep messages in order."""
+        """Process groups of a fused schedule, for hidden states and for gradients; a collective when it is first read.
+
+        A group carries the messages of one model, one way between two ranks, so messages keep their order.
+        """
         stages, tensor = self.layout.pipeline, self.layout.tensor
         ranks = torch.arange(self.layout.world_size).view(-1, stages, tensor).transpose(1, 2)
         pipelines: list[list[int]] = ranks.reshape(-1, stages).tolist()

@@ -32,7 +32,10 @@ class DrawnTensor:
 
 
 class OnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode in which models are made with weights of `torch.empty` on the meta device and all other tensors real."""
+    """Mode in which models are made with weights on the meta device and real buffers (rotary frequencies).
+
+    Only `torch.empty` gives meta tensors: a tensor made from values (a norm of ones) is real.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -32,7 +32,10 @@ def sparse_blocks(model: nn.Module) -> Iterator[Any]:
 
 
 def cut_experts(model: nn.Module, mesh: ModelMesh) -> None:
-    """Keep this rank's part of each layer's experts, in place, where they are cut. A collective of the pool."""
+    """Keep this rank's part of the experts of each layer, in place.
+
+    A collective of the pool. Nothing is done where `ParallelSizes.cuts_experts` is false.
+    """
     if not mesh.layout.cuts_experts:
         return
     axis = mesh.expert_axes[EXPERT]
@@ -86,7 +89,10 @@ def _on_this_rank(module: nn.Module) -> SimpleNamespace:
 
 
 def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Compute all experts of this rank's tokens [n, H] by index and weights [n, k]; all ranks take part."""
+    """Compute the experts of this rank's tokens, wherever these experts are: [n, H] -> [n, H].
+
+    index, weights: [n, k], numbers and weights of the experts of each token. Ranks without tokens take part, too.
+    """
     own, compute, ranks = _on_this_rank(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
     if ranks == 1:
         return compute(own, hidden, index, weights)  # type: ignore[no-any-return]

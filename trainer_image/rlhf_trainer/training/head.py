@@ -94,7 +94,10 @@ def likelihood(
 def likeliest_tokens(
     hidden: Tensor, weight: Tensor, temperature: Tensor, *, count: int, of: int, softcap: float | None
 ) -> Tensor:
-    """Return ids (exact below 2^24) and log-probabilities, float32 [n, 2 count], of the likeliest of `of` tokens."""
+    """Return ids and log-probabilities, float32 [n, 2 count], of the likeliest tokens among the first `of`.
+
+    Arguments as in `likelihood`. float32 has every id below 2^24 exactly.
+    """
     every = weight.full_tensor() if isinstance(weight, DTensor) else weight
     found = []
     for rows in _chunks(len(hidden), every):

@@ -186,7 +186,10 @@ def load_scorer(
 
 
 def _stored_head(folder: str, revision: str | None) -> StoredTensor | None:
-    """Return a trained head [labels, hidden] of a model's files; None for a language model. ConfigError for others."""
+    """Return the matrix [labels, hidden] of a trained head in a model's files, whatever class config.json names.
+
+    None for a language model. ConfigError for a head that is more than a matrix.
+    """
     with _one_sentence(folder):
         names = _stored_names(partial(cached_file, folder, revision=revision), folder)
         found = {name: StoredTensor([Piece(file, name)]) for file, name in names if name.startswith(HEADS)}

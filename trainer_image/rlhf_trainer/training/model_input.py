@@ -74,7 +74,10 @@ class FieldsOnDevice(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Documents:
-    """Positions of texts (documents) in a packed row; each attends to itself and to its prefix in other documents."""
+    """Positions of texts (documents) packed side by side in a row of N tokens.
+
+    A document attends to its own tokens, and to the prefix of its text that other documents compute.
+    """
 
     lengths: tuple[int, ...]
     """Number of tokens of each document, in packed order; the sum is N."""
@@ -240,7 +243,10 @@ class ModelInput:
         )
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
-        """Return zeros [rows, T, ...] with `values` [n, ...] at `places`, of all ranks that share the packed row."""
+        """Return zeros [rows, T, ...] with `values` [n, ...] at the indices `places` among the rows * T positions.
+
+        Ranks that share the packed row give their values to each other.
+        """
         rows, width = self.shape
         zeros = values.new_zeros(rows * width, *values.shape[1:])
         own = zeros.index_copy(0, places, values).view(rows, width, *values.shape[1:])

@@ -57,7 +57,10 @@ def learning_rate(settings: Optimizer, step: int, *, total_steps: int, path: str
 
 
 class ShardedAdamW(torch.optim.AdamW):
-    """AdamW with one fused kernel a step for all local shards, on their device; no shard needs another."""
+    """AdamW whose step is one fused kernel over all local shards, however many parameters there are.
+
+    AdamW computes each element by itself, so a shard needs no other shard. The kernel runs on the shards' device.
+    """
 
     def __init__(self, parameters: Any, settings: Optimizer) -> None:
         super().__init__(

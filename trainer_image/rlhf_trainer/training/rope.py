@@ -11,7 +11,10 @@ FIXED = "default"
 
 
 def fix_rope(model: PreTrainedModel, tokens: int) -> None:
-    """Give RoPE of longrope and dynamic the factors of `tokens` tokens for every text, as vLLM does."""
+    """Give RoPE of the types longrope and dynamic the factors of a text of `tokens` tokens, whatever text is read.
+
+    Otherwise a row would depend on its micro-batch. vLLM, too, chooses once, by its engine's longest text.
+    """
     modules: list[Any] = [each for each in model.modules() if hasattr(each, "rope_type")]
     for module in modules:
         types = module.rope_type if isinstance(module.rope_type, Mapping) else {None: module.rope_type}

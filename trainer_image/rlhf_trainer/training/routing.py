@@ -83,7 +83,10 @@ class RoutingReplay:
 
     @contextmanager
     def measured(self, *, limit: float) -> Iterator[None]:
-        """Record `routing/differs`, the share of other choices on all ranks; EnvironmentProblem above `limit`."""
+        """Record `routing/differs`, the share of other choices in the block; EnvironmentProblem above `limit`.
+
+        A collective of the pool: the share is that of all ranks, which hold other rows, tokens or layers.
+        """
         self._differing = found = list[Tensor]()
         yield
         self._differing = None

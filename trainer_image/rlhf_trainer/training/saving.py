@@ -173,7 +173,10 @@ READERS = 8
 
 
 class TrainerState:
-    """State of a model and optimizer, safetensors `model.<name>` and `optimizer.<moment>.<name>`, for any layout."""
+    """Saved state of a model and its optimizer: each rank writes its shards, and can read the shards of another layout.
+
+    Files are safetensors, so loading runs no pickle. Tensors are `model.<name>` and `optimizer.<moment>.<name>`.
+    """
 
     def __init__(self, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -212,7 +215,10 @@ class TrainerState:
         self._saving = self._writer.submit(finish)
 
     def end_save(self, *, waits: bool = True) -> str:
-        """Return the checksum of this rank's last files, empty while they are written, or raise their error."""
+        """Return the checksum of what this rank wrote last, empty while it is being written, or raise its error.
+
+        waits: until it is written.
+        """
         if self._saving and (waits or self._saving.done()):
             self._saving.result()
             self._saving = None
@@ -248,7 +254,10 @@ class TrainerState:
         return tensors
 
     def _of_replica(self) -> dict[str, Any]:
-        """Return by name what differs between replicas that compress: moments (there already) and what is left."""
+        """Return by name what differs between replicas that compress: moments and what is left (`CompressedSteps`).
+
+        Plain moments, as `_tensors` returns them, are the first replica's, and must be there already.
+        """
         mesh, own = self._model.mesh, dict[str, Any]()
         for name, parameter in trained_parameters(self._model).items() if mesh.compresses else ():
             left, moments = left_of(self._optimizer, parameter), self._optimizer.state[parameter]

@@ -48,7 +48,10 @@ def cut_tokens(base: Any, axis: DeviceMesh, planned: Collection[str]) -> set[str
 def _gather_input(
     axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, keeps: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Gather the hidden states of all ranks; keeps: as a DTensor, so that gradients are added before the scatter."""
+    """Gather the hidden states of all ranks before a block.
+
+    keeps: whether they stay a DTensor, so that the gradients of all matrices are added up before they are scattered.
+    """
     given = args[0] if args else kwargs["hidden_states"]
     whole = DTensor.from_local(given, axis, [TOKENS], run_check=False).redistribute(placements=[Replicate()])
     hidden = whole if keeps else whole.to_local()

@@ -206,7 +206,10 @@ def held_piece(tensor: Tensor) -> tuple[Tensor, TensorSlice]:
 def pieces_to_save(
     mesh: ModelMesh, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None
 ) -> dict[str, tuple[Tensor, TensorSlice]]:
-    """Return by name what this rank saves: the first replica's shards, and those of `own` in each replica."""
+    """Return the pieces of tensors that this rank saves, by name: shards in the first replica, none in the others.
+
+    own: tensors that differ between replicas, so each replica saves its shards.
+    """
     saved = {**({} if mesh.replica else tensors), **(own or {})}
     held = {name: held_piece(tensor.detach()) for name, tensor in saved.items()}
     return {name: (tensor, place) for name, (tensor, place) in held.items() if place.numel}
@@ -250,7 +253,10 @@ OF_EXPERTS = re.compile(r"\.(experts|shared_experts?)\b")
 
 
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:
-    """Tensor-parallel plan (module name -> style) of a config's class, without embedding and head, cut like vLLM's."""
+    """Tensor-parallel plan of a config's class: module name (`*` for any layer) -> transformers' style; perhaps empty.
+
+    A loaded model's plan would also have styles for embedding and head, which the trainer cuts like vLLM instead.
+    """
     return dict(getattr(type(config), "base_model_tp_plan", None) or {})
 
 
@@ -315,7 +321,10 @@ def _embed(module: Any, embed: Callable[[Tensor], Tensor], axis: DeviceMesh, own
 def impossible_sizes(
     config: PreTrainedConfig, *, pipeline: int, tensor: int, expert: int = 1, generates: bool = False
 ) -> str:
-    """Reason why a model (generates: a generator) cannot be cut so, like `pipeline is 3, ...`; or empty."""
+    """Reason why a model cannot be cut into these parts, like `pipeline is 3, ...`; empty if it can.
+
+    generates: whether they are a generator's.
+    """
     model_type = config.model_type
     if pipeline > 1 and model_type not in STAGED:
         return f"pipeline is {pipeline}, but only {choice(STAGED)} can be cut into stages, not {model_type}"

@@ -140,7 +140,11 @@ class ModelRunner:
     def infer(
         self, fields: Fields, texts_of: TextsFunction, compute: OutputFunction, *, of_token: tuple[int, ...] = ()
     ) -> Tensor:
-        """Run forward passes over all rows; return `compute`'s results on all stages, float32 [B, T, ...] on CPU."""
+        """Run forward passes over all rows; returns the results of `compute` [b, t] as one float32 [B, T] on the CPU.
+
+        T is the width of the widest field. Every stage of a pipeline gets the result. of_token: further dims of the
+        results, [b, t, *of_token].
+        """
         assignment = self.assign_rows(fields, texts_of)
         computed = assignment.rows(fields)
         with self.offloader.in_use():

@@ -61,7 +61,10 @@ class ActorWorker(GeneratingActor):
 
     @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
     def compute_loss(self, batch: Batch) -> None:
-        """Report the loss on the step's pretraining rows (HybridFlow Table 4); `update_actor` learns from them."""
+        """Report the loss on the step's pretraining rows, if it has any (HybridFlow Table 4).
+
+        Only a measurement: `update_actor` computes the loss again, with its gradient.
+        """
         if not self._pretrain:
             return
         log_probs, mask = log_probs_by(self.trainer, batch, PRETRAIN_FIELDS), batch["pretrain_response_mask"]
@@ -78,7 +81,10 @@ class ActorWorker(GeneratingActor):
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, reads_if_there=FIELDS_IF_THERE, phase="update")
     def update_actor(self, batch: Batch, *, critic: CriticWorker | None = None) -> None:
-        """Update in several epochs by the clipped loss, entropy, KL, pretraining; critic: fused with the updates."""
+        """Make several epochs of updates by the clipped loss and, if set, entropy, KL and pretraining terms.
+
+        critic: the critic of this process if the passes of its updates are fused with those of the actor's.
+        """
         updates = self._updates(batch)
         if critic:
             run_together([(self.trainer.mesh, updates), (critic.trainer.mesh, critic.updates(batch))])
@@ -168,7 +174,10 @@ class ActorWorker(GeneratingActor):
         return weight_of(mask, aggregation=self._algorithm.aggregation, max_tokens=max_tokens)
 
     def _loss(self, found: Likelihood, micro: Fields, *, normalizer: float) -> tuple[Tensor, Tensor]:
-        """Return this part of the loss, over `normalizer` (`_weight` of all ranks), and the largest |ratio - 1|."""
+        """Return this micro-batch's part of the loss, and the largest |probability ratio - 1|.
+
+        normalizer: sum of `_weight` over the mini-batch's rows on all ranks.
+        """
         algorithm = self._algorithm
         mask, aggregation = micro["response_mask"], algorithm.aggregation
         old = micro["old_log_probs"] if "old_log_probs" in micro else found.log_probs.detach()
@@ -211,7 +220,10 @@ class ActorWorker(GeneratingActor):
         return total, policy.max_ratio_deviation
 
     def _own_objective(self, micro: Fields) -> Callable[..., Tensor]:
-        """Return the objective as a function like `policy_loss`, which raises UserCodeError for another shape."""
+        """Return the algorithm's objective as a function of the four inputs of `policy_loss`.
+
+        The function raises UserCodeError if the objective's result has another shape than the mask.
+        """
         objective = self._algorithm.objective
         assert objective is not None
         names = inspect.signature(objective).parameters
@@ -227,7 +239,10 @@ class ActorWorker(GeneratingActor):
         return checked
 
     def _rollout_weights(self, old: Tensor, rows: Fields, correction: RolloutCorrection) -> Tensor:
-        """Return each token's weight, trainer's over generator's probability; with `normalize` a collective."""
+        """Return each token's importance weight, trainer's over generator's probability, and record measures of them.
+
+        With `normalize` a collective: rows are then those of the whole step.
+        """
         mask = rows["response_mask"]
         weights, bounded, vetoed = correct_rollout(old - rows["rollout_log_probs"], mask, correction=correction)
         units = unit_weights(mask, correction.level)

@@ -112,7 +112,10 @@ class AdvantageWorker:
         return fields
 
     def token_rewards(self, batch: Batch) -> Tensor:
-        """Return rewards [B, T]: turns' on their last tokens, the rest on the last, less each token's KL penalty."""
+        """Return rewards [B, T]: the shaped score on the last token of the response, less the KL penalty on each token.
+
+        In an episode a turn's environment reward is on the turn's last token; the score's rest is on the last token.
+        """
         mask, valid, kl = batch["response_mask"], batch["valid"], self.kl_of(batch)
         given = batch.fields.get("scores", torch.zeros_like(valid))
         if self._algorithm.rewards.normalization == "Running":
@@ -265,7 +268,10 @@ def _checked(advantages: object, mask: Tensor, batch: Batch) -> Tensor:
 
 
 def advantage_transfers(algorithm: type[PolicyGradient]) -> Marks:
-    """Return an AdvantageWorker's transfers: reads `algorithm.advantage`'s parameters, adds `algorithm.estimates`."""
+    """Return the transfer declarations of an AdvantageWorker for an algorithm.
+
+    The parameters of `algorithm.advantage` give the fields to read, and `algorithm.estimates` the fields to add.
+    """
     has_critic, has_costs = issubclass(algorithm, ActorCritic), issubclass(algorithm, Constrained)
     needed, optional = REWARD_FIELDS[algorithm.may_lack_reward :], REWARD_FIELDS[: algorithm.may_lack_reward]
     rewards = Transfer(

@@ -1,4 +1,7 @@
-"""Episodes of agents, which call the model through the proxy of an engine's first rank; it tells the other ranks."""
+"""Episodes of agents: programs of the user's call the model through a proxy, which an engine's first rank has.
+
+The first rank gives the other ranks of the engine its calls, and the episodes as they end.
+"""
 
 import itertools
 import os

@@ -105,7 +105,10 @@ class WorkerSetting:
         return self.job.spec.rollout.routing == "Replay"
 
     def must_replay_routing(self) -> bool:
-        """Whether the job replays the routing of its actor, this model; ConfigError if it must, but cannot."""
+        """Whether the job replays the routing of its actor, this model: if it may, and the model has experts.
+
+        ConfigError if the manifest asks for it, but the model is dense, or its routers are not known.
+        """
         has_experts = self.job.may_replay_routing and expert_count(self.config()) > 0
         if self.replays_routing and not (has_experts and self.config().model_type in REPLAYED):
             missing = "routers that the trainer knows" if has_experts else "experts"
@@ -228,7 +231,10 @@ class TrainedModel:
 
     @register(ONE_TO_ALL, phase="checkpoint")
     def begin_checkpoint(self, *, uri: str, copies: bool, bytes_per_second: float = 0.0) -> None:
-        """Begin to save the state below `uri` (see `begin_save`), at `bytes_per_second` of this node; 0: no limit."""
+        """Begin to save weights, optimizer moments, random state below `uri`; copies: see `TrainerState.begin_save`.
+
+        bytes_per_second: of all uploads of this node; 0: no limit.
+        """
         self._pace = UploadPace(bytes_per_second) if bytes_per_second else None
         upload_folder = UploadFolder(f"{uri}/{self.setting.role}", self._pace)
         if dist.get_rank() == 0:
@@ -245,7 +251,10 @@ class TrainedModel:
 
     @register(ONE_TO_ALL)
     def end_checkpoint(self, *, waits: bool = True) -> str:
-        """Return the checksum of this rank's last checkpoint, empty while it is written; waits: end it at full pace."""
+        """Return the checksum of this rank's part of the last checkpoint, empty while it is being written.
+
+        waits: end it as fast as it goes.
+        """
         if waits and self._pace:
             self._pace.lift()
         return self.trainer.state.end_save(waits=waits)
@@ -330,7 +339,10 @@ def both_texts(micro: Fields) -> list[TokenBatch]:
 
 
 def with_step(moments: RunningMoments, values: Tensor, counts: Tensor) -> RunningMoments:
-    """Return the moments with a step's values [B] of all ranks by counts [B]; the same if one is not finite."""
+    """Return the running moments updated by a step's values [B] on all ranks; counts [B]: 1 to include a value, else 0.
+
+    If any value is not finite, the moments stay the same, as NaN would spoil all later moments.
+    """
     count, total = sum_over_ranks([counts.sum(), (values * counts).sum()])
     mean = total / max(count, 1.0)
     deviation = sum_over_ranks([((values - mean) ** 2 * counts).sum()])[0]

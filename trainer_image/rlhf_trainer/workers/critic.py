@@ -49,7 +49,10 @@ class CriticWorker(TrainedModel):
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("values",), phase="scoring", row_by_row=True)
     def compute_values(self, batch: Batch) -> Fields:
-        """Return (cost_)values float32 [B, T] of the states before tokens; none if `update_critic` gives them."""
+        """Return values (or cost_values) float32 [B, T]: values[b, t] is that of the state before token t.
+
+        Returns no field if the forward pass of `update_critic` gives the values.
+        """
         if self._values_by_update:
             return {}
         texts = {name: batch[name] for name in TEXT_FIELDS}

@@ -195,7 +195,10 @@ class DataWorker:
 
 
 def batch_fields(algorithm: type[Algorithm], *, has_pretrain: bool = False, has_agent: bool = False) -> tuple[str, ...]:
-    """Return a step's batch fields, perhaps of pretraining texts, and `RAW_PROMPTS` for agents and made data."""
+    """Return the names of a step's batch fields: of the algorithm's rows and, if `has_pretrain`, of pretraining texts.
+
+    A job that makes data or has an agent has `RAW_PROMPTS`: JSON of `Reader.prompt`, the prompt as written in the file.
+    """
     pretrain = PRETRAIN_FIELDS if has_pretrain else ()
     return (*LOADERS[algorithm.data].fields, *pretrain, *(RAW_PROMPTS,) * (has_agent or algorithm.makes == "data"))
 

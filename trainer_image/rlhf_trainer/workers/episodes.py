@@ -108,7 +108,10 @@ class Play:
         limits: EpisodeLimits,
         ended: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """environments: None but on the engine's first rank; ended: called with the index of each ended episode."""
+        """environments: None except on the engine's first rank, which passes their answers to the other ranks.
+
+        ended: called with the index of each episode as the episode ends.
+        """
         self._engine, self._environments, self._encoder, self._limits = engine, environments, encoder, limits
         self._ended = ended
         self._episodes: Sequence[Episode] = ()

@@ -105,7 +105,10 @@ class GeneratingActor(ActorWithReference):
     def change_transfers(
         cls, marks: Marks, *, setting: WorkerSetting, old_log_probs: OldLogProbs = "Pass", **_: object
     ) -> Marks:
-        """Declare the fields of episodes, and that `compute_log_prob` reads no text without a forward pass."""
+        """Declare that `generate_sequences` gives episodes, if responses have several turns and this actor generates.
+
+        Without a forward pass `compute_log_prob` reads no text; it adds at most the generator's log-probabilities.
+        """
         if not setting.job.generates_apart:
             marks = turn_transfers(marks, setting)
         if old_log_probs == "Pass":
@@ -173,7 +176,10 @@ class GeneratingActor(ActorWithReference):
         THREE_D_PROTO, reads=SCORED_FIELDS, reads_if_there=(PARENTS, ROUTED), adds=OLD, phase="scoring", row_by_row=True
     )
     def compute_log_prob(self, batch: Batch) -> Fields:
-        """Return old_log_probs [B, T] by the source `OldLogProbs`; none with Update, whose forward pass gives them."""
+        """Return old_log_probs [B, T], before the first update, by the source `OldLogProbs`.
+
+        With the source Update there is no field: the update's forward pass gives the log-probabilities later.
+        """
         self.begin_scoring(batch)
         if self._old_log_probs != "Pass":
             return {"old_log_probs": batch["rollout_log_probs"]} if self._old_log_probs == "Generator" else {}

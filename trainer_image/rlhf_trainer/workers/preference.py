@@ -157,7 +157,10 @@ def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
 
 
 def rewards_of_pairs(job: Job, log_probs: Iterable[Tensor], rows: Fields) -> Iterator[Tensor]:
-    """Yield the implicit rewards [B] of chosen and rejected responses by `log_probs` [B] of both; 0 on padding."""
+    """Yield the implicit rewards [B] of the chosen and of the rejected responses, 0 on padding.
+
+    log_probs: sums over the tokens of each response, [B], of the two sides.
+    """
     assert isinstance(job.spec.algorithm, Preference)
     for side, sums in zip(SIDES, log_probs, strict=True):
         tokens = rows[f"{side}_response_mask"].sum(1).clamp(min=1.0)

@@ -1,4 +1,7 @@
-"""Files of responses (JSON lines, by the first rank): the data set of a generating job, or a job's kept ones."""
+"""Files of responses, JSON lines: the data set of a job that generates, and the kept responses of a job that trains.
+
+The first rank writes a file. No text passes through the controller.
+"""
 
 import json
 import math
@@ -146,7 +149,10 @@ class RolloutKeeper:
 
     @register(DP_PROTO, reads=KEPT_FIELDS, reads_if_there=KEPT_IF_THERE)
     def keep(self, batch: Batch) -> None:
-        """Add a line for each learned response to the kept prompts, or with one of the step's worst tokens."""
+        """Add a line to the file for each response to the kept prompts, without rows that nothing is learned from.
+
+        Rows with one of the step's worst tokens are kept, too: those whose probabilities differ most by the ratio.
+        """
         learned = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
         worst = self._worst_tokens(batch)
         # By the prompt: the same choice on any number of ranks and on a resume.

@@ -129,7 +129,10 @@ class Generation:
         )
 
     def _measure_engine(self, fields: Fields) -> None:
-        """Record the FLOPs of response tokens and the fullest KV cache; those of servers are on others' devices."""
+        """Record the FLOPs of the response tokens (prompts may be cached), and the largest used share of the KV cache.
+
+        Generation by servers is not recorded: they run on devices that are not the job's.
+        """
         if self.engine is None or self._costs is None:
             return
         costs, read = self._costs, fields["response_mask"].sum(1).long()
@@ -165,7 +168,10 @@ def start_engine(
     layout: ParallelSizes,
     max_sequences: int,
 ) -> tuple[GenerationEngine, Environments | None]:
-    """Build this rank's part of an engine, without weights; environments of a job with turns start meanwhile."""
+    """Build this rank's part of a generation engine, without weights, and start the environments of a job with turns.
+
+    The environments' module is imported while the engine is built.
+    """
     job, layers, groups = setting.job.spec, int(config.num_hidden_layers), engine_groups(layout)
     sandboxes = Sandboxes.of(job.sandbox, sharers=len(groups) // layout.generation_pipeline)
     environments = environments_of(setting.job, sandboxes) if job.rollout.has_turns else None
@@ -285,7 +291,10 @@ class RolloutWorker:
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
-        """Generate as `GeneratingActor` does; warn of servers that came or left. NumericsError after wrong weights."""
+        """Generate as `GeneratingActor.generate_sequences` does; warn of servers that came or left.
+
+        NumericsError if the last weights were wrong.
+        """
         if self._wrong_weights:
             raise NumericsError(self._wrong_weights)
         with self._remembering_wrong_weights():  # with `rollout.partial` weights come in the middle of responses

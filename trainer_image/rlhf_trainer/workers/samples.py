@@ -40,7 +40,10 @@ def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sample:
-    """Decode one of this rank's rows; an episode's response is its last answer, and its prompt that branch before."""
+    """Decode one of this rank's rows; an episode's response is its last answer, and its prompt all text before.
+
+    That is all text of the answer's branch, if the row is a tree.
+    """
     places = branches_of(batch, row)[-1]
     written, tokens = batch["response_mask"][row, places] > 0, batch["tokens"][row, places]
     between = ~written & (written.cumsum(0) > 0)
@@ -87,7 +90,10 @@ def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def as_bytes(rows: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Encode one mapping a row as JSON, uint8 [B, C], zeros on the right; ValueError for what is no JSON."""
+    """Encode one mapping a row as JSON bytes, uint8 [B, C], filled up with zeros on the right.
+
+    Raises ValueError for a value that is no text, number, boolean, or list or mapping of them.
+    """
     texts = [json.dumps(row, default=_refuse).encode() for row in rows]
     width = max(map(len, texts), default=0)
     joined = bytearray(b"".join(text.ljust(width, b"\0") for text in texts))

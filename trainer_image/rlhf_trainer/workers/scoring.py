@@ -1,4 +1,7 @@
-"""Workers that score responses by a reward of functions, verifiers, services, judges and a model, or by measures."""
+"""Workers that score responses: by a reward that is not one model alone, and by all measures of an evaluation.
+
+Such a reward is a function, verifier, service or judge, or a weighted sum of these and at most one model.
+"""
 
 from __future__ import annotations
 
@@ -229,7 +232,10 @@ def terms_of(job: Job) -> dict[str, RewardTerm]:
 
 
 def reward_code(job: Job, *, ranks: int, sandboxes: Sandboxes | None = None) -> dict[str, UserCode]:
-    """Return the functions, verifiers, services and judges of a job's reward by field, started, with `sandboxes`."""
+    """Return the functions, verifiers, services and judges of a job's reward by field; their processes are started.
+
+    sandboxes: those that serve this process; only workers have some.
+    """
     deadline = job.spec.training.call_deadline
     return {
         path: code_of(term.reward, ranks=ranks, deadline=deadline, path=path, sandboxes=sandboxes)
@@ -246,7 +252,10 @@ def code_of(
     path: str,
     sandboxes: Sandboxes | None = None,
 ) -> UserCode:
-    """Return the scoring code of a field `path`; ranks: those that share it; sandboxes: of Code, if there are some."""
+    """Return the scoring code for a manifest field (`path`); `ranks`: ranks that share an endpoint's concurrency.
+
+    sandboxes: those for the verifier Code; None: it judges in guarded processes.
+    """
     if isinstance(reward, RewardJudge):
         judge, path = reward.judge, f"{path}.judge"
         url = judge.url.rstrip("/") + COMPLETIONS
@@ -339,7 +348,10 @@ def measures_of(name: str, scores: Sequence[Score], taken: Collection[str]) -> d
 
 
 def evaluation_code(job: Job, *, ranks: int, sandboxes: Sandboxes | None = None) -> dict[str, UserCode]:
-    """Return the functions and verifiers of a job's evaluation by name, started; ranks: those that share the CPUs."""
+    """Return the functions and verifiers of a job's evaluation by name; their processes are started.
+
+    ranks: number of ranks of this machine's worker, which share its CPUs.
+    """
     evaluation, deadline = job.spec.evaluation, job.spec.training.call_deadline
     if evaluation is None:
         return {}

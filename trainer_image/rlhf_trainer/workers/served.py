@@ -1,4 +1,7 @@
-"""Methods that `vllm serve` has for a job's weights by `--worker-extension-cls ...workers.served.ServedWorker`."""
+"""Methods of an external `vllm serve` that generates for a job, by which the server receives the actor's weights.
+
+vllm serve MODEL --worker-extension-cls rlhf_trainer.workers.served.ServedWorker ...
+"""
 
 import secrets
 import socket
@@ -83,7 +86,10 @@ class ServedWorker(WorkerExtension):
         self.update_live_weights(pieces(), holds)
 
     def take_weights(self) -> dict[str, Any]:
-        """Receive weights that are sent; return {version, sync: (kind, bytes, seconds) or None, wrong: a sentence}."""
+        """Receive the weights that the actor sends, if any; return a mapping for the job.
+
+        version: policy version; sync: (kind, bytes, seconds) if weights came; wrong: a sentence if a checksum differs.
+        """
         taken: dict[str, Any] = {"wrong": "", "sync": None}
         with self._exchange.exchanging():
             taken["version"], is_sent = self._exchange.agree(-1, is_needed=not self._has_weights)

@@ -1,4 +1,7 @@
-"""Frozen teachers whose token probabilities the actor learns (arXiv:2306.13649), in the job or on vLLM's servers."""
+"""Frozen teachers: the actor learns their probabilities of tokens (on-policy distillation, arXiv:2306.13649).
+
+A teacher on a server is a vLLM server: it gets token ids and gives the log-probabilities of a prompt's tokens.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -210,7 +213,10 @@ def compares_tokens(job: Job) -> bool:
 
 
 def likeliest_of(setting: WorkerSetting) -> tuple[int, int] | None:
-    """Return (K, M) of the K likeliest of M tokens, None if sampled ones do; ConfigError if M is too large."""
+    """Return (K, M) for the K likeliest among the M tokens of the tokenizer; None if the sampled ones are enough.
+
+    setting: of any model of the job. ConfigError for a vocabulary that is too large to be compared as a whole.
+    """
     algorithm = setting.job.spec.algorithm
     if not compares_tokens(setting.job):
         return None

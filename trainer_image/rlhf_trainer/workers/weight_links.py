@@ -296,7 +296,10 @@ def hybrid_engine(
 
 
 def servers_of(setting: WorkerSetting, config: PreTrainedConfig, *, on_gpu: bool | None) -> Endpoints:
-    """Return a job's external servers with its needs; on_gpu: None if not known, then of any weight type."""
+    """Return the external servers of a job, with the requirements that its actor's configuration sets.
+
+    on_gpu: None if the device is not known yet; then a weight type that depends on the device is not required.
+    """
     job = setting.job
     shapes = {each.name: each.shape for each in describe(config, trust_remote_code=setting.model.trust_remote_code)}
     is_known = on_gpu is not None or job.spec.training.precision != "Auto"
