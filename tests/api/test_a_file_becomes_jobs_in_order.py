@@ -12,6 +12,7 @@ from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithms import KL
 from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.algorithms.ppo import PPO
+from tests.each import each_case
 
 
 def _job(text: str, name: str, *overrides: str) -> Job:
@@ -54,7 +55,7 @@ def test_the_reference_is_the_actor_untrained_unless_given(chain: str) -> None:
     assert given["reference"].uri == "hf://gpt2"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("actor", "reference"),
     [
         ("None", "None"),

@@ -7,6 +7,7 @@ import pytest
 
 from rlhf_api.files import load
 from rlhf_api.problems import SpecError
+from tests.each import each_case
 
 # sentence -> manifest, expected text of the error
 FILES = {
@@ -46,7 +47,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(("text", "expected"), FILES.values(), ids=FILES)
+@each_case(("text", "expected"), FILES.values(), ids=FILES)
 def test_a_file_that_cannot_be_read_says_where(text: str, expected: str) -> None:
     with pytest.raises(SpecError) as raised:
         load(text)

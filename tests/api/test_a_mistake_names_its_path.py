@@ -10,6 +10,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import SpecError, choice
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from tests.api.cases import FUNCTION, made
+from tests.each import each_case
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
 ACTORS = choice(name for name, each in ALGORITHMS.items() if "actor" in each.trained and name != "SFT")
@@ -557,7 +558,7 @@ MISTAKES = {
 JARGON = re.compile(r"Input should|pydantic|https?://|validation|union|literal\[|constrained", re.IGNORECASE)
 
 
-@pytest.mark.parametrize(("overrides", "path", "message"), MISTAKES.values(), ids=MISTAKES)
+@each_case(("overrides", "path", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_names_its_path(chain: str, overrides: list[str], path: str, message: str) -> None:
     with pytest.raises(SpecError) as raised:
         load(chain, overrides)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.packages import in_package
+from tests.each import each_case
 
 
 def test_no_code_of_the_package_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +23,7 @@ def test_no_code_of_the_package_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not [name for name in sys.modules if name.startswith("ends_python")]
 
 
-@pytest.mark.parametrize("name", ["no_such_package", "__main__", "json.tool", "sys", "colorsys", "", ".", "a-b"])
+@each_case("name", ["no_such_package", "__main__", "json.tool", "sys", "colorsys", "", ".", "a-b"])
 def test_what_is_no_package_is_a_sentence(name: str) -> None:
     with pytest.raises(LookupError, match=f"no Python package named '{name}' is installed"):
         in_package(f"package://{name}/x")

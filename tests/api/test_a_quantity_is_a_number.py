@@ -5,9 +5,10 @@ from fractions import Fraction
 import pytest
 
 from rlhf_api.quantities import amount, mebibytes, times
+from tests.each import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("quantity", "expected"),
     [
         ("4", 4),
@@ -23,7 +24,7 @@ def test_a_quantity_stands_for_a_number(quantity: str, expected: Fraction | int)
     assert amount(quantity) == expected
 
 
-@pytest.mark.parametrize("text", ["", "Gi", "4 Gi", "4gi", "-1", "0x1", "1e9999"])
+@each_case("text", ["", "Gi", "4 Gi", "4gi", "-1", "0x1", "1e9999"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no quantity"):
         amount(text)

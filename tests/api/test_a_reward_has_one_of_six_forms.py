@@ -5,6 +5,7 @@ import pytest
 from rlhf_api.files import dump, load
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.job_spec import RewardSum
+from tests.each import each_case
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
 MODEL_A, MODEL_B = (f"{{name: {name}, reward: {{uri: job://helpful-reward}}}}" for name in "ab")
@@ -186,14 +187,14 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("reward", "has_model"), FORMS.values(), ids=FORMS)
+@each_case(("reward", "has_model"), FORMS.values(), ids=FORMS)
 def test_a_job_has_a_reward_model_only_if_its_reward_holds_one(chain: str, reward: str, has_model: bool) -> None:
     job = load(chain, [f"{PPO}:models.reward={reward}"])[-1]
     assert ("reward" in job.models()) is has_model
     assert ("reward" in job.spec.models.by_role()) is has_model
 
 
-@pytest.mark.parametrize(("reward", "has_model"), FORMS.values(), ids=FORMS)
+@each_case(("reward", "has_model"), FORMS.values(), ids=FORMS)
 def test_a_reward_is_written_and_read_back(chain: str, reward: str, has_model: bool) -> None:
     jobs = load(chain, [f"{PPO}:models.reward={reward}"])
     assert load("---\n".join(map(dump, jobs))) == jobs
@@ -206,7 +207,7 @@ def test_a_sum_keeps_weights_and_order(chain: str) -> None:
     assert [(term.name, term.weight) for term in reward.sum] == [("rule", -0.5), ("a", 1.0)]
 
 
-@pytest.mark.parametrize(("overrides", "path", "message"), MISTAKES.values(), ids=MISTAKES)
+@each_case(("overrides", "path", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_names_its_path(chain: str, overrides: list[str], path: str, message: str) -> None:
     with pytest.raises(SpecError) as raised:
         load(chain, overrides)
@@ -214,7 +215,7 @@ def test_a_mistake_names_its_path(chain: str, overrides: list[str], path: str, m
     assert "secret@" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "url",
     ["http://host:abc/x", "http://[::1/x", "http://:8000", "http://ho st/x", "http://host/x y", "http://host:70000"],
 )

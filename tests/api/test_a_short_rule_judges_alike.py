@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import pytest
 from cel_expr_python import cel
 
 from helm.crd.cel import shorten
@@ -13,6 +12,7 @@ from helm.crd.definition import root
 from helm.crd.schema import Schema
 from tests.api.cases import RIGHT, WRONG
 from tests.api.test_cel_says_what_python_says import ENV, stored
+from tests.each import each_case
 
 NAMES = frozenset({"'PPO'", "'GRPO'", "'SFT'", "'Custom'"})
 SHORTENED = {
@@ -31,7 +31,7 @@ SHORTENED = {
 }
 
 
-@pytest.mark.parametrize("rule", SHORTENED)
+@each_case("rule", SHORTENED)
 def test_a_rule_loses_what_says_nothing(rule: str) -> None:
     assert shorten(rule, {"self.name": NAMES}) == SHORTENED[rule]
 

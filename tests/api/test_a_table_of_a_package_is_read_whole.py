@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from rlhf_api.problems import SpecError
 from rlhf_api.tables import read_table
+from tests.each import each_case
 from tests.repo.tree import ROOT, tracked_files
 from tests.repo.walk import SOURCES
 
@@ -46,7 +47,7 @@ def test_rows_are_mappings_or_lists(shop: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "place"),
     [
         ("- {name: fig, grams: 50, color: green}", "0.color"),
@@ -66,7 +67,7 @@ def test_a_repeated_key_is_an_error(shop: Path) -> None:
         read(shop, "- name: fig\n  name: plum\n  grams: 50\n")
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
+@each_case("path", TABLES, ids=lambda path: path.name)
 def test_each_yaml_file_of_a_package_is_read_by_it(path: Path) -> None:
     modules = "\n".join(module.read_text() for module in path.parent.glob("*.py"))
     assert re.search(rf'read_table\(__package__, "{re.escape(path.name)}"', modules)

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import pytest
-
 from rlhf_api.files import load
 from rlhf_api.job import Job
+from tests.each import each_case
 
 POOLS = "helpful-sft:placement={mode: Manual, pools: [{name: a, models: [actor], slotsPerNode: 2}]}"
 
@@ -42,7 +41,7 @@ OVERRIDES: dict[str, tuple[list[str], str, str, object]] = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "job", "path", "value"), OVERRIDES.values(), ids=OVERRIDES)
+@each_case(("overrides", "job", "path", "value"), OVERRIDES.values(), ids=OVERRIDES)
 def test_an_override_replaces_one_value(chain: str, overrides: list[str], job: str, path: str, value: object) -> None:
     assert _at(_by_name(chain, *overrides)[job], path) == value
 

@@ -21,6 +21,7 @@ from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_mapper.workload import workload_of
 from tests.api.cases import made
+from tests.each import each_case
 
 HEAD = "from rlhf import Algorithm, PolicyGradient, Preference, sample_and_learn\n"
 RIGHT = """
@@ -59,7 +60,7 @@ def job(folder: Path, source: str, options: dict[str, Any] | None = None, *chang
     return found
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@each_case("name", ALGORITHMS)
 def test_a_shipped_algorithm_is_the_same_by_its_entry_point(name: str) -> None:
     found, plain = ALGORITHMS[name], made(name)
     entrypoint = f"{found.__module__}:{found.__name__}"

@@ -6,6 +6,7 @@ from rlhf_api.checks.resume import changes
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from tests.api.cases import ONLY_VALIDATE, RIGHT, UPDATES, WRONG, Case, Update, made
+from tests.each import each_case
 
 
 def resolved(base: str, overrides: tuple[str, ...]) -> dict[str, object]:
@@ -13,19 +14,19 @@ def resolved(base: str, overrides: tuple[str, ...]) -> dict[str, object]:
     return Job.parse(made(base, overrides)).model_dump(mode="json", by_alias=True)
 
 
-@pytest.mark.parametrize("case", RIGHT.values(), ids=RIGHT)
+@each_case("case", RIGHT.values(), ids=RIGHT)
 def test_a_right_document_is_accepted(case: Case) -> None:
     Job.parse(case.document())
 
 
-@pytest.mark.parametrize("case", [*WRONG.values(), *ONLY_VALIDATE.values()], ids=[*WRONG, *ONLY_VALIDATE])
+@each_case("case", [*WRONG.values(), *ONLY_VALIDATE.values()], ids=[*WRONG, *ONLY_VALIDATE])
 def test_a_wrong_document_is_refused_at_its_field(case: Case) -> None:
     with pytest.raises(SpecError) as raised:
         Job.parse(case.document())
     assert case.path in [problem.path for problem in raised.value.problems]
 
 
-@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+@each_case("update", UPDATES.values(), ids=UPDATES)
 def test_a_change_makes_another_experiment_or_not(update: Update) -> None:
     problems = changes(resolved(update.base, update.before), resolved(update.base, update.after))
     if not (update.path and update.on_a_laptop):

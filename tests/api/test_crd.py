@@ -13,6 +13,7 @@ from helm.crd.schema import merge_union
 from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.status import Metric, Status
+from tests.each import each_case
 
 ANNOTATION_BYTES = 262_144
 """What `kubectl apply` may keep of an object in an annotation."""
@@ -43,7 +44,7 @@ STATUS = dict(nodes(ROOT["properties"]["status"], "status"))
 GENERATED = generated()
 
 
-@pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
+@each_case("path", GENERATED, ids=lambda path: path.name)
 def test_the_committed_file_is_what_is_made(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == GENERATED[path], "run `make generate`"
 
@@ -75,7 +76,7 @@ def test_every_field_is_described() -> None:
     assert undescribed == []
 
 
-@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column[0])
+@each_case("column", COLUMNS, ids=lambda column: column[0])
 def test_a_column_shows_what_is_there(column: tuple[str, str, str, int]) -> None:
     name, kind, path, _ = column
     if name == "Age":

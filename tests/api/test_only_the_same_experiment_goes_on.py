@@ -7,6 +7,7 @@ import pytest
 
 from rlhf_api.checks.resume import changes, identity
 from rlhf_api.files import document_of, load
+from tests.each import each_case
 
 MANIFEST = Path(__file__).parents[2] / "examples" / "01-helpful-ppo.yaml"
 
@@ -18,7 +19,7 @@ def resolved(name: str, *overrides: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize(
+@each_case(
     "override",
     [
         "resources.slotsPerNode=1",
@@ -46,7 +47,7 @@ def test_where_and_when_may_change(override: str) -> None:
     assert changes(resolved("helpful-ppo"), resolved("helpful-ppo", *overrides)) == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     "override",
     [
         "training.seed=1",

@@ -13,6 +13,7 @@ import pytest
 from cel_expr_python import cel
 
 from helm.crd.definition import definition
+from tests.each import each_case
 
 Schema = Mapping[str, Any]
 TYPES = {"boolean": "BOOL", "integer": "INT", "number": "DOUBLE", "string": "STRING"}
@@ -88,7 +89,7 @@ SAMPLE = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("right", "wrong"),
     [
         ("self.share == 1.0", "self.share == 1"),

@@ -12,6 +12,7 @@ from rlhf_api.spec.rollout import RestrictsSampling, Rollout
 from rlhf_importers.table import parse
 from rlhf_trainer.generation.vllm_arguments import sampling_arguments
 from tests.api.cases import made
+from tests.each import each_case
 
 
 class Later(Rollout):
@@ -27,9 +28,7 @@ def test_the_neutral_values_are_the_defaults() -> None:
     assert set(Rollout.sampling_restrictions()) == {"top_p", "top_k", "min_p", "min_response_tokens"}
 
 
-@pytest.mark.parametrize(
-    "field", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"min_response_tokens": 1}, {"top_a": 0.1}]
-)
+@each_case("field", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"min_response_tokens": 1}, {"top_a": 0.1}])
 def test_each_restriction_is_seen(field: dict[str, float]) -> None:
     assert not Later.model_validate(field, by_name=True).samples_everything
 
@@ -66,8 +65,8 @@ def test_a_new_restriction_is_no_longer_lost_by_importers() -> None:
     assert later.rows["repetition_penalty"] == ("lost", "sampling has temperature, topP, topK, minP and topA")
 
 
-@pytest.mark.parametrize("restriction", ["topP=0.9", "topK=5", "minP=0.1"])
-@pytest.mark.parametrize(
+@each_case("restriction", ["topP=0.9", "topK=5", "minP=0.1"])
+@each_case(
     ("field", "switch"),
     [
         ("algorithm.rolloutCorrection", "algorithm.rolloutCorrection={mode: Mask, cap: 2.0}"),
@@ -82,8 +81,8 @@ def test_restricted_samples_are_not_weighed(restriction: str, field: str, switch
     Job.parse(made("GRPO", (f"rollout.{restriction}",)))
 
 
-@pytest.mark.parametrize("shaping", ["normalization: Running", "clip: 5.0"])
-@pytest.mark.parametrize(("algorithm", "is_refused"), [("PPO", True), ("GRPO", False)])
+@each_case("shaping", ["normalization: Running", "clip: 5.0"])
+@each_case(("algorithm", "is_refused"), [("PPO", True), ("GRPO", False)])
 def test_turns_that_are_learned_from_are_not_shaped(shaping: str, algorithm: str, is_refused: bool) -> None:
     changes = (f"algorithm.rewards={{{shaping}}}", "rollout.environment={entrypoint: a.b:C}")
     try:

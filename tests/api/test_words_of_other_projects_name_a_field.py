@@ -1,10 +1,9 @@
 """Each word of verl, OpenRLHF or TRL that is answered with "did you mean" leads to a field that exists."""
 
-import pytest
-
 from rlhf_api.pydantic_errors import MEANT, Models, _fields, _models_in
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.spec.verifiers import Math
+from tests.each import each_case
 
 
 def exists(path: str) -> bool:
@@ -17,7 +16,7 @@ def exists(path: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("path", sorted(set(MEANT.values())))
+@each_case("path", sorted(set(MEANT.values())))
 def test_the_field_exists(path: str) -> None:
     assert exists(path)
 
@@ -26,7 +25,7 @@ def test_a_field_that_is_gone_is_found() -> None:
     assert not exists("rollout.samples")
 
 
-@pytest.mark.parametrize("word", ["n", "temperature", "lr", "beta", "num_generations", "max_completion_length"])
+@each_case("word", ["n", "temperature", "lr", "beta", "num_generations", "max_completion_length"])
 def test_the_most_frequent_words_are_known(word: str) -> None:
     assert word in MEANT
 

@@ -2,9 +2,8 @@
 
 import math
 
-import pytest
-
 from rlhf_api.kubectl_yaml import read, write
+from tests.each import each_case
 
 # sentence -> YAML, its value
 SCALARS: dict[str, tuple[str, object]] = {
@@ -41,7 +40,7 @@ SCALARS: dict[str, tuple[str, object]] = {
 }
 
 
-@pytest.mark.parametrize(("text", "value"), SCALARS.values(), ids=SCALARS)
+@each_case(("text", "value"), SCALARS.values(), ids=SCALARS)
 def test_a_scalar_has_its_value_and_type(text: str, value: object) -> None:
     [found] = read(text, "")
     assert found == value
@@ -52,7 +51,7 @@ def test_not_a_number_is_a_number() -> None:
     assert math.isnan(read(".nan", "")[0])
 
 
-@pytest.mark.parametrize("value", ["1e5", "y", "off", "0o7", "1_0", "null", "2026-01-31", "1:30", "<<", "", 1e-8, 1e5])
+@each_case("value", ["1e5", "y", "off", "0o7", "1_0", "null", "2026-01-31", "1:30", "<<", "", 1e-8, 1e5])
 def test_what_is_written_is_read_back(value: object) -> None:
     assert read(write({"a": value}), "") == [{"a": value}]
 

@@ -3,11 +3,10 @@
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.spec.algorithm_table import ALGORITHMS
+from tests.each import each_case
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 FINISHED = {"helpful-sft": "SFT", "helpful-rm": "RewardModel", "arithmetic-sft": "SFT", "calculator-sft": "SFT"}
@@ -19,7 +18,7 @@ def jobs_of(path: Path) -> tuple[Job, ...]:
     return tuple(load(path, finished=FINISHED))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@each_case("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_valid(path: Path) -> None:
     assert jobs_of(path)
 

@@ -5,6 +5,7 @@ import doctest
 import pytest
 
 from rlhf_examples.helpful import rule
+from tests.each import each_case
 
 KETTLE = "\n\nHuman: How do I clean my kettle?\n\nAssistant:"
 SPOON = "\n\nHuman: How do I clean my spoon?\n\nAssistant:"
@@ -55,7 +56,7 @@ CASES: dict[str, tuple[str, str, bool, float]] = {
 }
 
 
-@pytest.mark.parametrize(("prompt", "response", "finished", "expected"), CASES.values(), ids=CASES.keys())
+@each_case(("prompt", "response", "finished", "expected"), CASES.values(), ids=CASES.keys())
 def test_the_rule_scores_what_it_says(prompt: str, response: str, finished: bool, expected: float) -> None:
     assert rule.score([prompt], [response], [finished]) == [expected]
 

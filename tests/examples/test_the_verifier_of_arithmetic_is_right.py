@@ -2,10 +2,9 @@
 
 import doctest
 
-import pytest
-
 from rlhf_examples.arithmetic import verifier
 from rlhf_examples.arithmetic.verifier import score
+from tests.each import each_case
 
 
 def test_its_docstring_is_true() -> None:
@@ -13,7 +12,7 @@ def test_its_docstring_is_true() -> None:
     assert doctest.testmod(verifier).attempted == 2
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("prompt", "response", "expected"),
     [
         ("What is 17 - 20?", "It is -3.", 1.0),

@@ -6,9 +6,9 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import yaml
 
+from tests.each import each_case
 from tests.helm.rendering import CHART, Helm, Values
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
@@ -77,7 +77,7 @@ SLIPS: dict[str, tuple[Values, str]] = {
 }
 
 
-@pytest.mark.parametrize(("values", "sentence"), SLIPS.values(), ids=SLIPS)
+@each_case(("values", "sentence"), SLIPS.values(), ids=SLIPS)
 def test_a_slip_is_named_with_its_path(helm: Helm, values: Values, sentence: str) -> None:
     assert sentence in helm.complaint(values)
 

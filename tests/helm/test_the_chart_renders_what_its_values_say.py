@@ -8,6 +8,7 @@ import yaml
 
 from rlhf_operator import names
 from rlhf_operator.resources import attempt
+from tests.each import each_case
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Helm, Values, the
 from tests.repo.tree import ROOT
 
@@ -69,7 +70,7 @@ def container(helm: Helm, values: Values) -> dict[str, Any]:
     return dict(only)
 
 
-@pytest.mark.parametrize("values", CASES.values(), ids=CASES)
+@each_case("values", CASES.values(), ids=CASES)
 def test_helm_finds_no_fault(helm: Helm, values: Values) -> None:
     assert "0 chart(s) failed" in helm.lint(values)
 
@@ -103,7 +104,7 @@ def test_a_single_replica_has_no_disruption_budget(helm: Helm) -> None:
     assert "PodDisruptionBudget" not in kinds(helm, {"podDisruptionBudget": {"enabled": True}})
 
 
-@pytest.mark.parametrize("values", CASES.values(), ids=CASES)
+@each_case("values", CASES.values(), ids=CASES)
 def test_everything_says_to_which_release_it_belongs(helm: Helm, values: Values) -> None:
     for manifest in helm.template({**values, "extraObjects": []}):
         labels = manifest["metadata"]["labels"]
@@ -164,7 +165,7 @@ def test_the_pod_starts_anew_only_when_its_settings_change(helm: Helm) -> None:
     assert checksum({}) == checksum({"metrics": {"service": False}})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("image", "expected"),
     [
         ({}, f"rlhf-operator:{version('rlhf-operator')}"),

@@ -11,6 +11,7 @@ import yaml
 from rlhf_api.contract import CPUS, DNS_SUBDOMAIN, LABEL_KEY, LABEL_VALUE, QUANTITY
 from rlhf_api.problems import SpecError
 from rlhf_operator.settings import NodesOfGroup, Settings
+from tests.each import each_case
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Helm, Values, the
 
 OTHER: Values = {
@@ -165,7 +166,7 @@ def test_nodes_are_read_where_a_cluster_role_allows_it(
     assert found["readNodes"] is reads
 
 
-@pytest.mark.parametrize("quantity", ["8", "0.5", "500m", "16Gi", "2.5G", "64Ti", "100k"])
+@each_case("quantity", ["8", "0.5", "500m", "16Gi", "2.5G", "64Ti", "100k"])
 def test_a_quantity_of_the_chart_is_one_to_the_operator(quantity: str) -> None:
     definitions = json.loads((CHART / "values.schema.json").read_text())["definitions"]
     assert any(re.search(definitions[kind]["pattern"], quantity) for kind in ("cpu", "memory"))

@@ -9,6 +9,7 @@ from rlhf_operator.placement.node_groups import with_coming_nodes
 from rlhf_operator.settings import Settings
 from rlhf_planning.command_line import Program
 from rlhf_trainer.commands.ending import ending
+from tests.each import each_case
 from tests.helm.rendering import Helm, the
 
 PLATFORMS = ("aks", "eks", "gke", "kind", "openshift")
@@ -21,7 +22,7 @@ def printed(platform: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@each_case("platform", PLATFORMS)
 def test_a_profile_is_valid(helm: Helm, platform: str) -> None:
     code, text, _ = printed(platform)
     values = yaml.safe_load(text)
@@ -35,7 +36,7 @@ def test_a_profile_is_valid(helm: Helm, platform: str) -> None:
     assert tolerates == (platform != "kind")
 
 
-@pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "kind"])
+@each_case("platform", [each for each in PLATFORMS if each != "kind"])
 def test_its_example_of_a_node_group_is_right(platform: str) -> None:
     text = printed(platform)[1].partition("# cluster:")[2].partition("\n# Source:")[0]
     example = yaml.safe_load(f"cluster:{text}".replace("\n# ", "\n"))

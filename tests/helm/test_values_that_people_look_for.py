@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from rlhf_operator.server import OPERATOR_METRICS_PORT, PROBES_PORT
+from tests.each import each_case
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Helm, Manifest, Values, the
 
 SERVER = f"{RELEASE}-metrics.{NAMESPACE}.svc"
@@ -91,7 +92,7 @@ def endpoints(manifests: list[Manifest]) -> dict[tuple[str, str], dict[str, Any]
     return found
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("of_pods", "of_service", "operator"),
     [(False, False, ""), (True, False, "PodMonitor"), (False, True, "ServiceMonitor"), (True, True, "ServiceMonitor")],
 )

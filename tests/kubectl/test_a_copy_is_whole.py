@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from rlhf_kubectl.cli import app
 from rlhf_kubectl.kubectl import Kubectl, KubectlError, require_success
+from tests.each import each_case
 from tests.kubectl.played import install_kubectl
 
 PLAYED = """#!{python}
@@ -163,7 +164,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(played: Played) -> None
     assert played.calls[-1].startswith("delete --raw")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("said", "sentence", "reason"),
     [
         (b"Error from server (Forbidden): pods is forbidden\n", "the cluster refuses: pods is forbidden", "Forbidden"),

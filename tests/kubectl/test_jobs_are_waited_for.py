@@ -15,6 +15,7 @@ from rlhf_kubectl.follow import ClusterJob, exit_code_of, wait_for
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedPod
+from tests.each import each_case
 from tests.kubectl.test_why_a_job_waits import BEFORE, condition, job, pod, status
 
 RUNS = status(attempt=1)
@@ -112,7 +113,7 @@ def test_a_job_that_is_gone_ends_it(seen: list[Any]) -> None:
         ClusterJob("ppo").wait()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("ended", "code"),
     [
         (DONE, 0),

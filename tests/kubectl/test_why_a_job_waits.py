@@ -7,8 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
-import pytest
-
 from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Attempt, Condition, ConditionType, Failure, Output, Phase, Progress, SavedState, Status
 from rlhf_kubectl.jobs import JobEvent
@@ -17,6 +15,7 @@ from rlhf_operator import names
 from rlhf_operator.conditions import phase_of
 from rlhf_operator.snapshot import ObservedContainer, ObservedJob, ObservedPod
 from rlhf_operator.times import timestamp
+from tests.each import each_case
 from tests.operator.test_docs import reasons_of_conditions
 from tests.repo.tree import ROOT
 
@@ -100,7 +99,7 @@ def said(of: Status, *pods: ObservedPod, events: tuple[JobEvent, ...] = (), **fi
     return " ".join(sentences)
 
 
-@pytest.mark.parametrize(("kind", "truth", "reason"), TO_DO, ids=" ".join)
+@each_case(("kind", "truth", "reason"), TO_DO, ids=" ".join)
 def test_every_reason_with_a_remedy_says_it(kind: str, truth: str, reason: str) -> None:
     remedy = CONDITIONS[kind, reason].format(job="ppo", start="from the start, as no checkpoint is there")
     told = said(status(condition(kind, truth, reason)))
@@ -108,7 +107,7 @@ def test_every_reason_with_a_remedy_says_it(kind: str, truth: str, reason: str) 
     assert "The message of it." in told
 
 
-@pytest.mark.parametrize("reason", FAILURES)
+@each_case("reason", FAILURES)
 def test_every_failure_says_what_failed_where_and_what_to_do(reason: Any) -> None:
     failure = FAILURE.model_copy(update={"reason": reason})
     failed = status(condition("Failed", "True", reason), last_failure=failure, completion_time=BEFORE)
@@ -246,7 +245,7 @@ def test_a_job_that_is_deleted_says_so() -> None:
     assert "ppo is being deleted" in said(status(), deleting=True)
 
 
-@pytest.mark.parametrize("phase", get_args(Phase))
+@each_case("phase", get_args(Phase))
 def test_every_phase_is_told(phase: Phase) -> None:
     told = said(status().model_copy(update={"phase": phase, "completion_time": BEFORE}))
     assert {"Succeeded": "succeeded", "Failed": "failed", "Running": "trains"}.get(phase, phase) in told

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_mapper.architecture import architecture_of
 from rlhf_mapper.config_file import shape_of
+from tests.each import each_case
 from tests.trainer.families import FAMILIES
 
 
@@ -38,7 +39,7 @@ EXACT = {
 QWEN = config(24, 896, 14, 4864, 151936, num_key_value_heads=2, tie_word_embeddings=True)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@each_case("name", EXACT)
 def test_parameters_are_those_of_the_published_model(name: str) -> None:
     fields, published = EXACT[name]
     assert architecture_of(fields).parameters == published
@@ -79,7 +80,7 @@ FEW = (".wpe.", ".shared_expert_gate.")
 """Parts of the names of matrices that do not count: GPT-2's learned positions, and a gate of one column."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_matrices_are_those_of_the_model(family: str) -> None:
     """Vectors count only as norms of layers: biases and other norms are few."""
     config = FAMILIES[family]
@@ -106,7 +107,7 @@ def test_heads_are_as_wide_as_the_config_says() -> None:
     assert wide.layer_parameters - architecture_of(LLAMA_7B).layer_parameters == 4 * 4096 * 4096
 
 
-@pytest.mark.parametrize("field", LLAMA_7B)
+@each_case("field", LLAMA_7B)
 def test_a_missing_field_is_named(field: str) -> None:
     with pytest.raises(KeyError, match=field):
         architecture_of({name: value for name, value in LLAMA_7B.items() if name != field})

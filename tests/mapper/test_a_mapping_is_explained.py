@@ -16,6 +16,7 @@ from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.mapping import STAGE_OF, STAGES, Device, DeviceMapping, Infeasible, Prediction, as_json
 from rlhf_planning.mapping_text import TIMES, explain
 from rlhf_planning.timeline import Timeline, marks_of, seconds_text, timeline_of
+from tests.each import each_case
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, TOO_BIG, UNKNOWN
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
@@ -92,7 +93,7 @@ def test_generation_ahead_overlaps_the_rest_of_the_step() -> None:
     assert not timeline(SPLIT).ahead
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("seconds", "most", "labels"),
     [
         (91.3, 6, ["0 s", "20 s", "40 s", "60 s", "80 s"]),

@@ -24,6 +24,7 @@ from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.strategy import ACTIVATION_SHARES, PIPELINES, GeneratingStrategies, ModelRequest, Setting, Strategies
 from rlhf_mapper.workload import Lengths, Work, Workload
+from tests.each import each_case
 from tests.mapper.oracles import testbed
 
 SMALL = Architecture(layers=6, hidden=1024, heads=12, kv_heads=4, head_size=128, ffn=4096, vocabulary=32000)
@@ -156,9 +157,9 @@ def check_cuts(wanted: ModelRequest, setting: Setting) -> None:
                 assert cuts[p, t, count // (p * t * c), c, e][room] == pytest.approx(least)
 
 
-@pytest.mark.parametrize("software", [TRAINER, testbed.SOFTWARE], ids=["shards weights", "whole replicas"])
-@pytest.mark.parametrize("nodes", NODES)
-@pytest.mark.parametrize("model", ["small with GQA", "7B"])
+@each_case("software", [TRAINER, testbed.SOFTWARE], ids=["shards weights", "whole replicas"])
+@each_case("nodes", NODES)
+@each_case("model", ["small with GQA", "7B"])
 def test_no_other_generation_layout_is_faster(model: str, nodes: str, software: Software) -> None:
     work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
     wanted, setting = ModelRequest(model=MODELS[model], work=work), setting_of(NODES[nodes], software)
@@ -228,7 +229,7 @@ PINNED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", PINNED)
+@each_case("case", PINNED)
 def test_sizes_that_the_user_asks_for_are_kept(case: str) -> None:
     wanted = ModelRequest(model=SMALL, work=WORK["trains"], sizes=Parallelism(**PINNED[case]))
     gpus = np.array([1, 2, 4, 6, 8, 16, 24, 32])

@@ -3,6 +3,7 @@
 import pytest
 
 from rlhf_mapper.hardware import CPU_SLOT, GPUS, gpu_of_product
+from tests.each import each_case
 
 LABELS = {
     # nvidia.com/gpu.product, as gpu-feature-discovery writes it
@@ -79,20 +80,20 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("product", "row"), LABELS.items())
+@each_case(("product", "row"), LABELS.items())
 def test_a_product_is_known_by_node_label_and_driver_name(product: str, row: str) -> None:
     found = gpu_of_product(product)
     assert found
     assert found.name == row
 
 
-@pytest.mark.parametrize("product", OTHERS)
+@each_case("product", OTHERS)
 def test_an_unknown_product_is_not_taken_for_one_like_it(product: str) -> None:
     """Nor a GPU that pods use in turn for one of their own."""
     assert gpu_of_product(product) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("product", "name", "memory", "sevenths"),
     [
         ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "a100-80g-mig-1g.10gb", 10e9, 1),
@@ -153,7 +154,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@each_case("name", FIGURES)
 def test_the_figures_of_a_gpu_are_those_of_its_data_sheet(name: str) -> None:
     gpu = GPUS[name]
     rates = (gpu.memory_bandwidth, gpu.link_bandwidth, gpu.host_bandwidth, gpu.network_bandwidth)

@@ -13,6 +13,7 @@ from rlhf_api.spec.model_shape import KNOWN, Shape
 from rlhf_api.tables import read_table
 from rlhf_mapper.architecture import CUT, MIXTURES, ONLY_EXPERTS
 from rlhf_mapper.config_file import ModelConfigError, architecture_in, shape_in, shape_of
+from tests.each import each_case
 from tests.mapper.test_a_config_says_how_many_parameters import LLAMA_7B, MIXTRAL, QWEN, QWEN3_30B
 
 PUBLISHED = {
@@ -84,7 +85,7 @@ PUBLISHED = {
 """Parameters, as the model cards have them; biases of Qwen2.5 and norms of Qwen3's heads are in there."""
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@each_case("name", KNOWN)
 def test_a_known_model_has_its_published_parameters(name: str) -> None:
     model = architecture_in(Shape(name=name), "actor")
     assert model.parameters == pytest.approx(PUBLISHED[name], rel=1e-4)
@@ -97,8 +98,8 @@ def test_a_row_of_known_models_has_no_value_without_a_column() -> None:
     assert max(len(row[1:]) for row in rows) <= len(columns)
 
 
-@pytest.mark.parametrize("role", get_args(Role))
-@pytest.mark.parametrize("config", [LLAMA_7B, MIXTRAL, QWEN, QWEN3_30B, {**QWEN, "model_type": "gemma"}], ids=str)
+@each_case("role", get_args(Role))
+@each_case("config", [LLAMA_7B, MIXTRAL, QWEN, QWEN3_30B, {**QWEN, "model_type": "gemma"}], ids=str)
 def test_the_numbers_of_a_config_give_the_same_model(config: dict[str, Any], role: Role) -> None:
     text = json.dumps(config)
     assert architecture_in(shape_in(text), role) == shape_of(text, role)
@@ -117,13 +118,13 @@ def test_numbers_beside_a_name_replace_its_own() -> None:
     assert (wide.vocabulary, wide.layers) == (128_264, 32)
 
 
-@pytest.mark.parametrize("config", ["{", "[]", '{"hidden_size": 8}', '{"architectures": ["BertForMaskedLM"]}'])
+@each_case("config", ["{", "[]", '{"hidden_size": 8}', '{"architectures": ["BertForMaskedLM"]}'])
 def test_a_config_without_a_shape_gives_none(config: str) -> None:
     with pytest.raises(ModelConfigError):
         shape_in(config)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("numbers", "sentence"),
     [
         ({"num_attention_heads": 3}, "num_attention_heads is 3, which does not divide hidden_size, 4096"),

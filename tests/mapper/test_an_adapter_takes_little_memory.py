@@ -21,6 +21,7 @@ from rlhf_mapper.mapping import DeviceMapping
 from rlhf_mapper.simulate import memory
 from rlhf_mapper.workload import workload_of
 from rlhf_planning.checkpoint_size import checkpoint_bytes
+from tests.each import each_case
 from tests.mapper.oracles.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 from tests.trainer.families import FAMILIES
@@ -46,7 +47,7 @@ UNKNOWN = ("Qwen2-MoE", "DeepSeek-V3")
 """Families with shared experts and a layer without experts, which the mapper does not know."""
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("GPT-2", *UNKNOWN)])
+@each_case("family", [name for name in FAMILIES if name not in ("GPT-2", *UNKNOWN)])
 def test_parameters_are_as_many_as_peft_trains(family: str) -> None:
     """With all targets, with each of those that a model of the family has, and with several."""
     config = FAMILIES[family]

@@ -13,6 +13,7 @@ from rlhf_mapper.calibration import compare_phases, correction_of
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import CPU_SLOT, Cluster, NodeGroup
 from rlhf_mapper.mapping import PHASES, DeviceMapping, Phase, Prediction, as_json
+from tests.each import each_case
 
 JOB = load(Path(__file__).parents[2] / "examples" / "01-helpful-ppo.yaml")[2]
 ONE_SLOT = Cluster((NodeGroup(gpu=CPU_SLOT, count=1, gpus_per_node=1),))
@@ -70,7 +71,7 @@ def test_a_factor_is_measured_over_predicted_times_the_last() -> None:
     assert again.factors == {"update": 6.0, "generation": 0.25, "scoring": 1.0, "reshard": 1.0}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("predicted", "measured"),
     [
         ({}, {"time/update": 1.0}),
@@ -87,7 +88,7 @@ def test_what_is_missing_corrects_nothing(predicted: dict[Phase, float], measure
     assert correction_of(predicted, []).factors == {}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_a_plan_with_the_correction_of_a_run_predicts_that_run(seed: int) -> None:
     rng = np.random.default_rng(seed)
     before = Correction({phase: float(10 ** rng.uniform(-2, 2)) for phase in PHASES})

@@ -19,6 +19,7 @@ from rlhf_mapper.place import place
 from rlhf_mapper.workload import lognormal, workload_of
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.run.graph import graph_of
+from tests.each import each_case
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 PTX = {"options": {"pretrainCoefficient": 0.5}, "data": {"pretrain": {"uri": "hf://org/text"}}}
@@ -105,7 +106,7 @@ def rows_of(one: Job) -> dict[str, Row]:
     }
 
 
-@pytest.mark.parametrize("name", WORK)
+@each_case("name", WORK)
 def test_sequences_and_updates_are_those_of_the_algorithm(name: str) -> None:
     assert rows(name) == WORK[name]
 
@@ -124,7 +125,7 @@ def of_the_graph(one: Job) -> dict[str, Row]:
     return found
 
 
-@pytest.mark.parametrize("name", ["KTO", *CRITIC_FREE])
+@each_case("name", ["KTO", *CRITIC_FREE])
 def test_without_a_critic_the_work_is_the_trainers_calls(name: str) -> None:
     has_groups = ALGORITHMS[name].comparing == {} or name == "Distillation"
     samples = {"rollout": {"samplesPerPrompt": 4}} if has_groups else {}
@@ -142,7 +143,7 @@ def test_online_dpo_learns_from_the_best_and_the_worst() -> None:
     assert (actor[0], actor[1], actor[3], actor[4]) == (128, 1, 128, 4)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@each_case("name", JOBS)
 def test_it_can_be_mapped_and_every_phase_takes_time(name: str) -> None:
     one = job(name)
     mapping = auto_map(one, cluster_of(("h100-80g", 2, 8)), shapes_of(one), device="GPU")
@@ -194,7 +195,7 @@ TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("name", TOGETHER)
+@each_case("name", TOGETHER)
 def test_sequences_that_have_one_prompt_compute_it_once(name: str) -> None:
     """GRPO's 16 mini-batches have one response to a prompt each."""
     work = workload_of(job(name)).work

@@ -9,6 +9,7 @@ from rlhf_api.problems import SpecError
 from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, NodeGroup, require_gpu
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_planning.machines import requested_cluster
+from tests.each import each_case
 
 NODES = "{gpu: a100-80g, count: 16, gpusPerNode: 8"
 OWN = (
@@ -43,7 +44,7 @@ def test_what_is_not_said_is_the_tables() -> None:
     assert cluster_of_flags(16, 8, GPUS["a100-80g"]) == Cluster((group,))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("gpu", "gpus_per_node", "gigabits"),
     [("h100-80g", 8, 3200), ("h100-80g", 4, 1600), ("b300-288g", 8, 6400), ("l40s-48g", 8, 400), ("t4-16g", 4, 50)],
 )
@@ -78,7 +79,7 @@ def test_linked_entries_are_one_group_in_zones() -> None:
     assert (unlinked.count, unlinked.zones) == (5, ())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("entries", "link", "why"),
     [
         ("ab", "a, c", 'names "c", expected the name of one entry of nodes, in one link'),
@@ -129,7 +130,7 @@ def test_cpu_slots_are_nodes_too() -> None:
     assert mixed == ["cluster.yaml: nodes: mixes CPU slots and GPUs; a job runs on one of the two"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "value", "unit"),
     [
         ("intraNodeGBps", "600e9", "GB/s (1e9 bytes/s), both directions together"),
@@ -150,7 +151,7 @@ def test_a_figure_in_a_wrong_unit_is_refused_with_the_right_one(field: str, valu
     assert sentence.endswith(f" in {unit}")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "value"),
     [("memoryGB", 80e9), ("memoryGB", 81920), ("bf16Tflops", 312e12), ("memoryGBps", 2e12), ("linkGBps", 6e11)],
 )
@@ -165,7 +166,7 @@ def test_so_is_that_of_a_gpu_of_ones_own(field: str, value: float) -> None:
 KNOWN = ", ".join([*GPUS][:-1])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "sentence"),
     [
         ("nodes: []", "nodes: is empty"),

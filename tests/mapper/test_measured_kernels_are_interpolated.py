@@ -20,6 +20,7 @@ from rlhf_mapper.simulate import generation, layer, training
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Lengths, Work, Workload, lognormal
+from tests.each import each_case
 
 H100 = GPUS["h100-80g"]
 MODEL = Architecture(layers=32, hidden=4096, heads=32, kv_heads=8, head_size=128, ffn=14336, vocabulary=128256)
@@ -35,7 +36,7 @@ def load_of(*responses: float) -> Workload:
     return Workload(sequences=64, prompt=Lengths((100.0,)), response=Lengths(responses), work={})
 
 
-@pytest.mark.parametrize("kind", ["custom", "all_reduce", "all_gather", "reduce_scatter"])
+@each_case("kind", ["custom", "all_reduce", "all_gather", "reduce_scatter"])
 def test_a_link_of_any_speed_has_collectives(kind: kernels.Collective) -> None:
     for link in (0.1e9, 1e9, 2e9, 6e9, 30e9, 2e12):  # a slice of a GPU has 1.9 GB/s
         assert np.isfinite(kernels.collective_seconds(link, kind).logs).all()

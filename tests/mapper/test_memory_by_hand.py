@@ -11,6 +11,7 @@ from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
 from rlhf_mapper.simulate import layer, memory
 from rlhf_mapper.simulate.layouts import Layouts
+from tests.each import each_case
 from tests.mapper.oracles.testbed import MODELS, SOFTWARE
 from tests.mapper.test_simulators_by_hand import MIXTURE, SHARDED, SMALL, WHOLE, layout
 
@@ -104,7 +105,7 @@ COUNTED: dict[str, tuple[Architecture, float]] = {
 """Bytes a token and hidden unit that were counted on the modules of transformers (issue J)."""
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@each_case("name", COUNTED)
 def test_a_layer_keeps_what_was_counted(name: str) -> None:
     model, counted = COUNTED[name]
     assert layer.kept(model, SHARDED).on(model, layout()) / model.hidden == pytest.approx(counted, abs=0.6)

@@ -9,6 +9,7 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_mapper.place import place
+from tests.each import each_case
 
 LAPTOP = (0,)
 SERVER = (4, 4)
@@ -128,7 +129,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each_case("case", REFUSED)
 def test_what_cannot_be_placed_names_its_field(case: str) -> None:
     changes, inventory, sentence = REFUSED[case]
     with pytest.raises(SpecError) as refused:

@@ -21,6 +21,7 @@ from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
 from tests.api.cases import made
+from tests.each import each_case
 from tests.mapper.oracles import held
 from tests.mapper.oracles.exhaustive import exhaustive
 from tests.mapper.oracles.testbed import MODELS
@@ -235,7 +236,7 @@ def never_worse(seed: int) -> None:
     assert all(more <= fewer * (1 + TOLERANCE) for fewer, more in pairwise(seconds)), seconds
 
 
-@pytest.mark.parametrize("seed", range(4))
+@each_case("seed", range(4))
 def test_more_gpus_of_a_kind_never_give_a_slower_plan_or_none(seed: int) -> None:
     never_worse(seed)
 

@@ -15,6 +15,7 @@ from rlhf_mapper.mapping import DeviceMapping
 from rlhf_mapper.simulate import generation
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Lengths, lognormal
+from tests.each import each_case
 from tests.mapper.oracles import public, testbed
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
@@ -27,7 +28,7 @@ def errors_of(points: Sequence[public.Point]) -> dict[str, float]:
     return {point.name: abs(point.predict(SOFTWARE) / point.seconds - 1) for point in points}
 
 
-@pytest.mark.parametrize("kind", MOST_OFF)
+@each_case("kind", MOST_OFF)
 def test_steps_and_decoding_take_about_as_long(kind: str) -> None:
     points = [*public.step_points(), *public.phase_points()]
     off = errors_of([point for point in points if point.kind == kind])
@@ -88,7 +89,7 @@ def test_a_lognormal_has_its_mean_and_its_99th_of_100() -> None:
     assert Lengths(lognormal(1000, 4000, most=3000)).longest == 3000
 
 
-@pytest.mark.parametrize(("mean_", "p99"), [(1000, 1000), (1000, 900), (100, 1600), (0, 10)])
+@each_case(("mean_", "p99"), [(1000, 1000), (1000, 900), (100, 1600), (0, 10)])
 def test_no_lognormal_has_such_a_mean(mean_: float, p99: float) -> None:
     with pytest.raises(ValueError, match="99 of 100"):
         lognormal(mean_, p99, most=1e6)

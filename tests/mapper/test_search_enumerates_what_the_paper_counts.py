@@ -5,6 +5,7 @@ from itertools import permutations, product
 import pytest
 
 from rlhf_mapper.search.tables import assignments, placements
+from tests.each import each_case
 from tests.mapper.oracles.allocations import d_cost, enum_alloc
 
 PPO = ("actor", "critic", "reference", "reward")
@@ -13,7 +14,7 @@ ACTOR, CRITIC = (10, 0, 6), (0, 3, 5)
 REFERENCE, REWARD = (0, 2, 0), (0, 1, 0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("models", "count"),
     [((), 0), (PPO[:1], 1), (PPO[:3], 5), (PPO, 15), ((*PPO, "cost"), 52)],
     ids=str,
@@ -57,7 +58,7 @@ def test_a_pool_over_two_zones_has_them_for_itself() -> None:
     assert assignments(1, zones).tolist() == [[0], [1], [2], [3]]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("units", "minima", "count"),
     [(16, (1, 1, 1, 1), 455), (128, (1, 1, 1, 1), 333_375), (16, (4, 1), 12), (3, (2, 2), 0)],
 )

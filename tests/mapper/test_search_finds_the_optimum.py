@@ -11,6 +11,7 @@ from rlhf_mapper.search import pruned as pruned_search
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.search.tables import Found, StageTable, placements
+from tests.each import each_case
 from tests.mapper.oracles.exhaustive import exhaustive
 
 MODELS = ("actor", "cost", "critic", "reference", "reward")
@@ -137,7 +138,7 @@ def test_pruning_changes_no_answer_where_scoring_streams(seed: int, monkeypatch:
         assert [score(answer, goal) for answer in found] == [score(answer, goal) for answer in every[:4]]
 
 
-@pytest.mark.parametrize("seed", range(0, 200, 5))
+@each_case("seed", range(0, 200, 5))
 def test_answers_are_what_they_say(seed: int) -> None:
     costs, models = uneven(seed)
     for found in pruned(costs, models, 100) + exhaustive(costs, models):
@@ -152,7 +153,7 @@ def test_answers_are_what_they_say(seed: int) -> None:
         assert found.gpus == sum(gpus for _, _, gpus in found.sets)
 
 
-@pytest.mark.parametrize("seed", range(0, 200, 8))
+@each_case("seed", range(0, 200, 8))
 def test_the_order_of_the_input_does_not_matter(seed: int) -> None:
     costs, models = uneven(seed)
     assert pruned(costs, models) == pruned(costs, models[::-1])

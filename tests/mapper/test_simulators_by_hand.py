@@ -18,6 +18,7 @@ from rlhf_mapper.simulate.layouts import Layouts, Network, ring
 from rlhf_mapper.simulate.overlap import groups_of, stages_of
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Lengths, Work, Workload
+from tests.each import each_case
 from tests.mapper.oracles.testbed import LAYOUTS, MODELS, SOFTWARE, Size, machines
 
 ENDLESS = 1e30
@@ -193,7 +194,7 @@ def test_an_old_generator_rereads_the_cache_for_each_head() -> None:
     assert often - once == pytest.approx(2 * cache), "a group has three query heads"
 
 
-@pytest.mark.parametrize("size", MODELS)
+@each_case("size", MODELS)
 def test_a_transition_receives_what_table_2_says(size: Size) -> None:
     model = Passes(MODELS[size], machines(64), SOFTWARE)
     p, t, t_g = LAYOUTS[size]
@@ -295,7 +296,7 @@ SLOW = replace(NODES, link_bandwidth=2e9, node_bandwidth=1.6e9)
 """1 GB/s in a node in one direction, and 0.2 GB/s of each GPU between nodes."""
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("cut", "seconds"),
     [
         (layout(d=8, e=8), 7 / 8 / 1e9),
@@ -328,7 +329,7 @@ def test_a_rank_gathers_its_part_of_the_experts() -> None:
     assert gathered(layout(t=2, d=4, e=8)) == pytest.approx(dense / 2 * 3 / 4 / 1e9)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("cut", "heads"),
     [
         (layout(c=2), 4 * 6),

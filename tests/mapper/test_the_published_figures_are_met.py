@@ -15,6 +15,7 @@ from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.simulate import memory
+from tests.each import each_case
 from tests.mapper.oracles import testbed
 from tests.mapper.oracles.allocations import least_gpus
 from tests.mapper.oracles.testbed import PLACED, PLACEMENTS, THROUGHPUT, TRANSITION, Size
@@ -38,7 +39,7 @@ def test_throughput_is_within_a_twelfth_on_average() -> None:
     assert max(found) <= 0.19
 
 
-@pytest.mark.parametrize(("size", "gpus"), THROUGHPUT)
+@each_case(("size", "gpus"), THROUGHPUT)
 def test_throughput_in_the_published_layouts_is_within_a_fifth(size: Size, gpus: int) -> None:
     assert off(size, gpus, layout=True) <= 0.2
 
@@ -59,7 +60,7 @@ def predicted(placement: str, gpus: int) -> float:
     return float(TOKENS / min(stages, default=math.inf))
 
 
-@pytest.mark.parametrize("gpus", PLACED)
+@each_case("gpus", PLACED)
 def test_the_placement_that_won_wins(gpus: int) -> None:
     published = PLACED[gpus]
     best, second, *_ = sorted(published.values(), reverse=True)
@@ -75,7 +76,7 @@ def test_small_clusters_put_models_together_large_do_not() -> None:
     assert min(pools[96], pools[128]) > 1
 
 
-@pytest.mark.parametrize("size", PUBLISHED_SMALLEST)
+@each_case("size", PUBLISHED_SMALLEST)
 def test_the_smallest_clusters_of_ppo_are_the_published_ones(size: Size) -> None:
     models = [memory.states(testbed.MODELS[size], testbed.SOFTWARE, trains=trains) for trains in (True, False)]
     states = 2 * sum(sum(each.values()) for each in models)
@@ -94,7 +95,7 @@ def test_a_step_fits_on_the_smallest_cluster_and_no_smaller() -> None:
             assert not pruned(testbed.costs_of(size, less, layout=False), testbed.roles("PPO"), keep=1), size
 
 
-@pytest.mark.parametrize(("size", "gpus"), TRANSITION)
+@each_case(("size", "gpus"), TRANSITION)
 def test_a_transition_takes_about_as_long(size: Size, gpus: int) -> None:
     cut = cuts_of(testbed.costs_of(size, gpus), frozenset({"actor"}), 0, gpus)["actor"]
     assert cut.predicted.seconds["reshard"] == pytest.approx(TRANSITION[size, gpus], rel=0.35)

@@ -12,6 +12,7 @@ import pytest
 from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.simulate.overlap import ends_of
 from rlhf_planning.checkpoint_size import upload_in_words
+from tests.each import each_case
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 TICK_BYTES, CHUNK = 1 << 16, 1 << 12
@@ -51,7 +52,7 @@ def test_sockets_on_a_paced_link_end_when_predicted() -> None:
     assert (measured[1] - 30) * TICK_BYTES > 1.7 * weights, "each waits for the other"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("transfers", "ends"),
     [
         ([], []),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from rlhf_operator import failure
 from rlhf_operator.actions import Create
+from tests.each import each_case
 from tests.operator.rendered import A100, node
 from tests.operator.running_jobs import NODES, running
 from tests.operator.simulated import SFT, World
@@ -51,7 +50,7 @@ def fail_on(world: World, code: int, pod: str | None) -> None:
     world.settle()
 
 
-@pytest.mark.parametrize(("code", "blamed"), [(8, True), (4, True), (5, False), (6, False), (1, False)])
+@each_case(("code", "blamed"), [(8, True), (4, True), (5, False), (6, False), (1, False)])
 def test_the_node_of_the_rank_to_blame_is_avoided(code: int, blamed: bool) -> None:
     world = running(nodes=NODES)
     worker = world.worker()

@@ -9,6 +9,7 @@ import pytest
 from rlhf_api.status import Status
 from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.snapshot import ObservedClaim
+from tests.each import each_case
 from tests.operator.rendered import A100, changed, made, nodes, snapshot
 from tests.operator.simulated import SFT, World
 
@@ -76,7 +77,7 @@ def test_a_job_that_has_begun_in_a_claim_goes_on_in_it() -> None:
     assert next(each for each in begun.status.conditions if each.type == "Accepted").status == "True"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("size", "checkpoint"),
     [
         ("", {"storage": "pvc://mine"}),

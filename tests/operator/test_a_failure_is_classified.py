@@ -13,11 +13,12 @@ from rlhf_api.status import Pace
 from rlhf_operator import failure, names
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.snapshot import ObservedContainer
+from tests.each import each_case
 from tests.operator.running_jobs import NODES, failed, running
 from tests.operator.simulated import SFT, World
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "reason", "phase"),
     [
         (1, "Internal", "Restarting"),
@@ -120,8 +121,8 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("lose", "of_head", "of_worker"), LOSSES)
-@pytest.mark.parametrize("is_head", [True, False])
+@each_case(("lose", "of_head", "of_worker"), LOSSES)
+@each_case("is_head", [True, False])
 def test_a_lost_pod_ends_the_attempt(
     lose: Callable[[World, str], None], of_head: str, of_worker: str, is_head: bool
 ) -> None:
@@ -138,7 +139,7 @@ def test_a_lost_pod_ends_the_attempt(
     assert world.status.failed_attempts == int(counted)
 
 
-@pytest.mark.parametrize(("lose", "reason"), [(lose, of_worker) for lose, _, of_worker in LOSSES])
+@each_case(("lose", "reason"), [(lose, of_worker) for lose, _, of_worker in LOSSES])
 def test_evidence_wins_over_communication(lose: Callable[[World, str], None], reason: str) -> None:
     world = running()
     world.end(8, "NCCL error")
@@ -150,7 +151,7 @@ def test_evidence_wins_over_communication(lose: Callable[[World, str], None], re
     assert (failed(world).reason, failed(world).exit_code) == (reason, 8)
 
 
-@pytest.mark.parametrize("code", [2, 3, 6, 7])
+@each_case("code", [2, 3, 6, 7])
 def test_a_mistake_that_the_trainer_names_wins_over_evidence(code: int) -> None:
     world = running()
     world.end(code)

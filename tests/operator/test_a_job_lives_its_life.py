@@ -12,6 +12,7 @@ from rlhf_operator.actions import Create, Delete, ReadLive, SetOwner
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedClaim, ObservedInput, ObservedRayJob, Refusal
+from tests.each import each_case
 from tests.operator.fake_trainer import DIGEST, START
 from tests.operator.invariants import result
 from tests.operator.simulated import SFT, World
@@ -292,7 +293,7 @@ def first(**fields: Any) -> ObservedInput:
     return ObservedInput(**{"name": "first", "algorithm": "RewardModel", "phase": "Running", "spec": FIRST, **fields})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("seen", "phase", "expected"),
     [
         (None, "Pending", "InputMissing"),
@@ -406,7 +407,7 @@ def test_a_deleted_job_is_left_to_the_garbage_collector() -> None:
     assert (plan.status, plan.actions, plan.events) == (seen.job.status, (), ())
 
 
-@pytest.mark.parametrize("done", [-1, 0, 1, 2, 3])
+@each_case("done", [-1, 0, 1, 2, 3])
 def test_an_operator_that_dies_while_it_begins_does_no_harm(done: int) -> None:
     world = World()
     world.operate(dies_after=done)

@@ -10,6 +10,7 @@ from rlhf_api.status import Status
 from rlhf_operator import conditions, names
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.snapshot import ObservedClaim, ObservedRayJob, Refusal
+from tests.each import each_case
 from tests.operator.fake_trainer import START
 from tests.operator.rendered import nodes
 from tests.operator.running_jobs import NODES
@@ -43,7 +44,7 @@ def test_kueue_is_believed_by_its_deeds_without_workloads() -> None:
     assert (world.phase, reason(world, "QuotaReserved")) == ("Provisioning", "QuotaReserved")
 
 
-@pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Restarting", "Suspending", "Suspended"])
+@each_case("phase", ["Succeeded", "Failed", "Restarting", "Suspending", "Suspended"])
 def test_no_condition_of_an_attempt_outlives_it(phase: str) -> None:
     policy = {"progressDeadlineSeconds": 1000, "backoffLimit": int(phase == "Restarting")}
     world = World(labels={names.QUEUE: "team"}, spec={**SFT, "runPolicy": policy})

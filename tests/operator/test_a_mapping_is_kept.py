@@ -9,6 +9,7 @@ import pytest
 
 from rlhf_operator.placement.map_job import still_fits
 from rlhf_operator.snapshot import ObservedNode
+from tests.each import each_case
 from tests.operator.rendered import A100, SETTINGS, changed, mapped, nodes, snapshot
 from tests.operator.simulated import SFT, World
 
@@ -16,7 +17,7 @@ H100 = "NVIDIA-H100-80GB-HBM3"
 TWO = {"resources.nodes": 2, "resources.slotsPerNode": 4}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("there", "fits"),
     [
         (nodes(2, 4, A100), True),

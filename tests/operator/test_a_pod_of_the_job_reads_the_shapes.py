@@ -17,6 +17,7 @@ from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.resources import reader
 from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.snapshot import ObservedClaim, ObservedContainer, Refusal, Snapshot
+from tests.each import each_case
 from tests.operator.rendered import A100, SETTINGS, changed, nodes, snapshot, variables
 from tests.operator.simulated import SFT, World
 from tests.operator.test_a_job_lives_its_life import PPO_LIKE, first, message, reason
@@ -144,7 +145,7 @@ def test_what_could_not_be_read_is_tried_for_another_mapping() -> None:
     assert (reason(world, "Mapped"), len(world.made)) == ("Mapped", 2)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "words",
     [
         "",
@@ -402,7 +403,7 @@ def test_what_the_step_needs_is_asked_of_the_spec() -> None:
     assert message(world, "Accepted") == "spec.models.critic: Custom has no critic; it uses actor or reward"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "sentence"),
     [
         ('{"problem": "spec.algorithm.entrypoint: my_algo:Mine cannot be imported"}', "cannot be imported"),

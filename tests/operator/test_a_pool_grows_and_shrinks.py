@@ -13,6 +13,7 @@ import pytest
 from rlhf_operator import names
 from rlhf_operator.cluster import view
 from rlhf_operator.snapshot import Capability
+from tests.each import each_case
 from tests.operator.elastic_cluster import ElasticCluster, elastic, resizes
 from tests.operator.shared_cluster import node
 from tests.operator.test_small_jobs_begin_before_their_turn import WORKERS, begun, job, outcomes
@@ -222,7 +223,7 @@ def test_a_pool_that_waits_beside_a_trainer_that_waits_stays() -> None:
     assert size(cluster) == (3, 3)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_case("seed", range(5))
 def test_noise_does_not_make_it_flap(seed: int) -> None:
     cluster, noise = running(), random.Random(seed)
     for _ in range(50):

@@ -13,6 +13,7 @@ from rlhf_api.status import Attempt, Failure
 from rlhf_operator import evidence, failure, names
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode
+from tests.each import each_case
 from tests.operator.fake_trainer import START
 from tests.operator.rendered import A100, nodes
 from tests.operator.running_jobs import NODES, failed, running
@@ -30,7 +31,7 @@ def test_every_reason_has_an_action_and_every_disruption_a_rank() -> None:
     assert set(evidence.DISRUPTIONS.values()) <= set(evidence.STRENGTH)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rule", "matches"),
     [
         (FailureRule(name="any", action="Ignore"), True),
@@ -266,7 +267,7 @@ def test_all_attempts_share_a_deadline_without_the_queue() -> None:
     assert world.live is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("node", "seconds", "is_forced"),
     [
         (None, 0, True),

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import get_args
 
-import pytest
 import yaml
 
 from rlhf_api.exit_codes import ExitCode
@@ -19,6 +18,7 @@ from rlhf_operator.placement import map_job
 from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import RefusalReason
+from tests.each import each_case
 from tests.operator.rendered import changed
 from tests.repo.tree import ROOT
 
@@ -147,7 +147,7 @@ def test_every_event_is_told_and_no_other() -> None:
     assert set(TABLE.events) == events() | set(get_args(RefusalReason))
 
 
-@pytest.mark.parametrize("reason", CLASSES)
+@each_case("reason", CLASSES)
 def test_a_failure_has_its_action_and_exit_codes(reason: str) -> None:
     (row,) = re.findall(
         rf"^\| `{reason}` \| (\w+) \| ([\d, ]*) \|", STATUS.split("## Why attempts fail")[1], re.MULTILINE

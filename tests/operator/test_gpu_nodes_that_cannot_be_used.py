@@ -11,13 +11,14 @@ from rlhf_api.job import Job
 from rlhf_operator.cluster import view
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.placement.map_job import map_job
+from tests.each import each_case
 from tests.operator.rendered import A100, SETTINGS, changed, node, snapshot
 
 PPO = "helpful-ppo"
 
 
-@pytest.mark.parametrize("device", ["Auto", "GPU"])
-@pytest.mark.parametrize(
+@each_case("device", ["Auto", "GPU"])
+@each_case(
     ("other", "message"),
     [
         (

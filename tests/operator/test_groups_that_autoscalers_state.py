@@ -14,6 +14,7 @@ from rlhf_operator.placement.map_job import map_job
 from rlhf_operator.placement.node_groups import with_coming_nodes
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document
+from tests.each import each_case
 from tests.operator.elastic_cluster import POOL, ElasticCluster
 from tests.operator.elastic_cluster import elastic as elastic_job
 from tests.operator.rendered import A100, changed, groups, made, node, pod_of, snapshot
@@ -108,7 +109,7 @@ def test_the_node_pool_of_the_highest_weight_comes_first() -> None:
     assert [each[0] for each in coming(known)] == ["c/00001", "b/00001", "a/00001"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("pool", "why"),
     [
         (node_pool(), "it does not say what GPUs its nodes have; an entry of this name in cluster.nodeGroups can"),
@@ -194,7 +195,7 @@ def test_an_entry_whose_node_pool_is_not_ready_adds_no_node() -> None:
     assert told == ("no job is planned on node group a100 of the autoscaler: it is not ready: no class",)
 
 
-@pytest.mark.parametrize("status", ["", "{", "a: [", "nodeGroups: 3", "nodeGroups: [{health: 1}]", "- 1", "Name: x"])
+@each_case("status", ["", "{", "a: [", "nodeGroups: 3", "nodeGroups: [{health: 1}]", "- 1", "Name: x"])
 def test_no_status_makes_it_fail(status: str) -> None:
     wrong = [{"operator": "In", "key": 3, "values": 3}, {"operator": "In", "values": [None, {}]}]
     pools: list[Document] = [{}, {"spec": 1}, {"spec": {"template": {"spec": {"requirements": wrong, "taints": [{}]}}}}]

@@ -18,6 +18,7 @@ from rlhf_operator import main
 from rlhf_operator.cluster import heartbeats as module
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.snapshot import ObservedPod
+from tests.each import each_case
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 POD = ObservedPod(name="head", uid="p", attempt=2, role="controller", created=NOW, ip="127.0.0.1", phase="Running")
@@ -78,7 +79,7 @@ def test_an_answer_is_kept_and_only_news_is_news() -> None:
     run(test)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "body",
     [
         *(b"", b"{", b"[]", b"null", b"7", b'{"attempt": 1}', b'{"attempt": "2"}', b'{"attempt": true}', b"\xff\xfe"),

@@ -16,6 +16,7 @@ from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.reconcile import line
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.times import timestamp
+from tests.each import each_case
 from tests.operator.shared_cluster import NAMESPACE, SECOND, SMALL, SharedCluster, node, spec
 
 HEAD = 1.05
@@ -307,7 +308,7 @@ BESIDE = {"name": "mine", "image": "x"}
 """A container of a user's template."""
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("of_pods", "has"),
     [
         ({"containers": [{**BESIDE, "resources": {"limits": {"rdma/hca": 4}}}]}, {"rdma/hca": "4"}),

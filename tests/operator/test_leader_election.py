@@ -20,6 +20,7 @@ from rlhf_operator.cluster.leader_election import DURATION_SECONDS as DURATION
 from rlhf_operator.cluster.leader_election import PERIOD_SECONDS as PERIOD
 from rlhf_operator.cluster.leader_election import Elector, LostLeaseError
 from rlhf_operator.snapshot import Document
+from tests.each import each_case
 
 NAMESPACE, NAME = "system", "rlhf-operator"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
@@ -229,7 +230,7 @@ def test_a_killed_leader_is_followed_after_the_duration() -> None:
     simulated(history)
 
 
-@pytest.mark.parametrize("error", [answered(500), answered(429), ConnectionResetError(), TimeoutError()])
+@each_case("error", [answered(500), answered(429), ConnectionResetError(), TimeoutError()])
 def test_a_leader_outlives_an_outage_shorter_than_the_deadline(error: Exception) -> None:
     async def history(loop: SimulatedLoop) -> None:
         store = Store()

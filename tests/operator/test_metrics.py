@@ -15,6 +15,7 @@ from rlhf_api.status import Phase, Status
 from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, SAMPLES, Account, OperatorMetrics, look
 from rlhf_operator.server import Ports, Server
 from rlhf_operator.snapshot import ObservedJob
+from tests.each import each_case
 from tests.repo.tree import ROOT
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -200,7 +201,7 @@ def test_the_time_before_an_attempt_is_none_in_the_queue() -> None:
     assert values(families["rlhf_job_queue_seconds"]) == {("resumed", "team"): 10}
 
 
-@pytest.mark.parametrize("phase", ["Provisioning", "Initializing", "Running", "Suspending"])
+@each_case("phase", ["Provisioning", "Initializing", "Running", "Suspending"])
 def test_a_job_with_pods_holds_gpus(phase: str) -> None:
     families = scraped(metrics_of([job("held", {**WHOLE, "phase": phase})]))
     assert values(families["rlhf_job_gpus"]) == {("held", "team"): 16}

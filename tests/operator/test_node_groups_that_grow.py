@@ -14,6 +14,7 @@ from rlhf_operator.placement.map_job import map_job
 from rlhf_operator.placement.node_groups import with_coming_nodes
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.settings import Settings
+from tests.each import each_case
 from tests.operator.rendered import A100, changed, groups, made, node, pod_of, snapshot
 from tests.operator.shared_cluster import NAMESPACE, SharedCluster, spec
 from tests.operator.shared_cluster import node as node_document
@@ -145,8 +146,8 @@ def test_more_than_the_group_may_have_is_not_tried() -> None:
     assert (cluster.status("job").phase, cluster.begun) == ("Mapping", [])
 
 
-@pytest.mark.parametrize("mode", ["Auto", "Manual"])
-@pytest.mark.parametrize("queue", [None, "team"])
+@each_case("mode", ["Auto", "Manual"])
+@each_case("queue", [None, "team"])
 def test_gpus_of_a_group_are_planned_on(mode: str, queue: str | None) -> None:
     manual = {"mode": "Manual", "pools": [{"name": "all", "models": ["actor"], "nodes": 2, "slotsPerNode": 8}]}
     by_mode: dict[str, dict[str, Any]] = {
@@ -205,7 +206,7 @@ def test_no_autoscaler_and_no_drain_takes_a_worker() -> None:
     assert budget["spec"]["minAvailable"] == len(world.pods)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "message"),
     [
         ({"nodeGroups": [{"matchLabels": POOL, "max": 1}]}, "needs name and matchLabels"),

@@ -14,6 +14,7 @@ from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.cache import Cache, Key, KindName
 from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.snapshot import ObservedJob, ObservedQuota, claims_named, inputs_of
+from tests.each import each_case
 
 KEYS = [
     *("metadata", "spec", "status", "labels", "name", "namespace", "uid", "resourceVersion", "creationTimestamp"),
@@ -124,7 +125,7 @@ def test_a_kubelet_gives_a_reason_the_control_plane_none(reason: dict[str, str],
     assert (node.ready, node.not_ready_since) == (False, since)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("role", "reason", "kept"),
     [
         (names.READER, "Completed", "m" * 4096),
@@ -151,7 +152,7 @@ def test_only_the_controlling_owner_owns_a_rayjob() -> None:
     assert not parse.parse_rayjob({}, "").owned
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("told", "reserved", "evicted", "message"),
     [
         ({}, False, "", ""),
@@ -263,7 +264,7 @@ def test_a_list_removes_what_it_lacks_but_not_what_is_younger() -> None:
     assert [key for key, _ in cache.pods.find("n", "a")] == [("n", "a-a2-y")]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("document", "size"),
     [
         ({"status": {"capacity": {"storage": "2Gi"}}, "spec": {"resources": {"requests": {"storage": "1Gi"}}}}, "2Gi"),

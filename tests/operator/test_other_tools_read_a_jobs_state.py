@@ -11,6 +11,7 @@ from rlhf_api.status import Phase, Readiness
 from rlhf_operator import names
 from rlhf_operator.placement.node_groups import with_coming_nodes
 from rlhf_operator.settings import Settings
+from tests.each import each_case
 from tests.operator.kstatus import state
 from tests.operator.simulated import SFT, World
 from tests.repo.tree import ROOT
@@ -80,7 +81,7 @@ def begun(world: World, phase: str) -> World:
     return world
 
 
-@pytest.mark.parametrize("phase", STATES)
+@each_case("phase", STATES)
 def test_the_state_of_a_job_is_that_of_its_phase(phase: str) -> None:
     world = life(phase)
     assert world.phase == phase

@@ -14,6 +14,7 @@ from rlhf_mapper import place as mapper
 from rlhf_operator.placement.map_job import input_hash, map_job
 from rlhf_operator.settings import Pod, Settings
 from rlhf_operator.snapshot import ObservedNode
+from tests.each import each_case
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, mapped, node, nodes, place, snapshot
 
 PPO = "helpful-ppo"
@@ -24,7 +25,7 @@ WORKER = "runtime.worker.template.spec"
 OBJECTIVES = ("throughput", "fewest-gpus=1000")
 
 
-@pytest.mark.parametrize("name", sorted(example_jobs()))
+@each_case("name", sorted(example_jobs()))
 def test_every_example_is_mapped_onto_cpu_slots(name: str) -> None:
     job = example_jobs()[name]
     answer = place(job, nodes(1))
@@ -93,7 +94,7 @@ def test_a_mapping_says_its_price_where_all_have_one() -> None:
     assert mapped(changed(PPO, {"resources.device": "CPU"}), there, priced).price_per_hour is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     "other",
     [
         {"ready": False},
@@ -112,7 +113,7 @@ def test_a_node_that_does_not_suit_does_not_count(other: dict[str, Any]) -> None
     assert (answer.reason, answer.mapping) == ("GPUNodesUnusable", None)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "toleration",
     [
         {"operator": "Exists"},
@@ -137,7 +138,7 @@ def requires(*terms: dict[str, Any]) -> Job:
     return changed(PPO, {f"{WORKER}.affinity": affinity, "resources.device": "GPU"})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("key", "operator", "values", "suits"),
     [
         ("zone", "In", ["b", "a"], True),
@@ -204,7 +205,7 @@ NONE = "there are 3 nodes with no GPU slots, none with 2; add nodes, or ask for 
 MIXED = (*nodes(1, 2, A100, "a"), *nodes(4, 1, A100, "b"))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "there", "message"),
     [
         ({}, nodes(8, 1, A100), f"1 node with 2 GPUs, but {EIGHT} or spec.resources.device to CPU"),

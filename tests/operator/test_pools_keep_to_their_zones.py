@@ -16,6 +16,7 @@ from rlhf_operator.placement.review import predicted
 from rlhf_operator.resources.job_file import placed
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedNode
+from tests.each import each_case
 from tests.operator.rendered import changed, groups, made, mapped, node, place, pod_of, snapshot
 
 ZONE = "topology.kubernetes.io/zone"
@@ -129,7 +130,7 @@ def test_nodes_without_the_label_are_apart() -> None:
     assert required(group) == [{"key": ZONE, "operator": "DoesNotExist"}]
 
 
-@pytest.mark.parametrize(("zones", "fits"), [("baab", True), ("aaab", False), ("aaabb", True), ("aa--bb", True)])
+@each_case(("zones", "fits"), [("baab", True), ("aaab", False), ("aaabb", True), ("aa--bb", True)])
 def test_a_mapping_is_kept_while_its_zones_have_room(zones: str, fits: bool) -> None:
     given, mapping = zoned(), pools_of("aabb", zoned())
     assert still_fits(LARGE, mapping, snapshot(LARGE, there(zones)), given) is fits
@@ -150,7 +151,7 @@ def test_a_placement_by_hand_keeps_to_no_zone() -> None:
     assert "affinity" not in pod_of(group)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("asked", "gbps", "chosen"),
     [("Auto", 0.016, "TopK"), ("Auto", 25, "Auto"), ("None", 0.5, "None"), ("TopK", 25, "TopK")],
 )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from rlhf_api import kubectl_yaml
 from rlhf_api.checks.resume import changes, identity
 from rlhf_api.job import Job
 from rlhf_operator.resources import storage
 from rlhf_operator.snapshot import claims_named
+from tests.each import each_case
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, groups, head, made, mapped, nodes, pod_of
 
 PPO = "helpful-ppo"
@@ -46,8 +45,8 @@ def _claims(pod: dict[str, Any]) -> dict[str, tuple[str, str, bool]]:
     }
 
 
-@pytest.mark.parametrize("there", [CPUS, nodes(2, 8, A100), None], ids=["cpu", "gpu", "unseen"])
-@pytest.mark.parametrize("name", sorted(example_jobs()))
+@each_case("there", [CPUS, nodes(2, 8, A100), None], ids=["cpu", "gpu", "unseen"])
+@each_case("name", sorted(example_jobs()))
 def test_the_job_file_of_every_example_is_right(name: str, there: Any) -> None:
     job = changed(name, {"resources.device": "CPU"} if there is None else {})
     document = given(job, there)
@@ -64,7 +63,7 @@ def test_the_job_file_of_every_example_is_right(name: str, there: Any) -> None:
     assert not {"suspend", "runPolicy", "runtime"} & document["spec"].keys()
 
 
-@pytest.mark.parametrize("name", sorted(example_jobs()))
+@each_case("name", sorted(example_jobs()))
 def test_an_attempt_on_other_nodes_is_the_same_experiment(name: str) -> None:
     job = example_jobs()[name]
     first, second = given(job), given(job, nodes(4, 8, A100), attempt=2)

@@ -19,6 +19,7 @@ import pytest
 from rlhf_api.status import Attempt, Status
 from rlhf_operator.reconcile import backfill, forecast, line
 from rlhf_operator.times import timestamp
+from tests.each import each_case
 from tests.operator.fake_trainer import START
 from tests.operator.shared_cluster import SMALL, Document, SharedCluster, node, spec
 
@@ -161,7 +162,7 @@ def test_who_gave_its_room_back_often_waits_for_its_turn(times: int) -> None:
     assert begun(cluster, "short") == [times < 3]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("seconds", "words"),
     [
         (100, "expected to begin by 2026-01-31 12:15 UTC"),

@@ -8,6 +8,7 @@ import pytest
 
 from rlhf_operator.cluster import raw
 from rlhf_operator.times import ServerClock, parsed
+from tests.each import each_case
 
 SERVER = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -67,7 +68,7 @@ def test_an_answer_without_a_date_says_nothing(monkeypatch: pytest.MonkeyPatch, 
     assert machine.error(clock) == 0
 
 
-@pytest.mark.parametrize("text", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-13-01T00:00:00Z", "soon", None])
+@each_case("text", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-13-01T00:00:00Z", "soon", None])
 def test_a_time_without_room_for_a_span_is_none(text: str | None) -> None:
     assert parsed(text) is None
 

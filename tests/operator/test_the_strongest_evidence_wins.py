@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedContainer
+from tests.each import each_case
 from tests.operator.running_jobs import failed, running
 from tests.operator.simulated import World
 
@@ -41,8 +40,8 @@ EVIDENCE = {
 }
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize(
+@each_case("is_first", [True, False])
+@each_case(
     ("stronger", "weaker"),
     [
         ("Preempted", "NodeLost"),
@@ -61,8 +60,8 @@ def test_of_two_workers_the_stronger_evidence_wins(stronger: str, weaker: str, i
     assert (failed(world).reason, failed(world).pod) == (stronger, blamed)
 
 
-@pytest.mark.parametrize("lost", ["Preempted", "NodeLost", "Evicted", "OutOfMemory", "WorkerLost"])
-@pytest.mark.parametrize(("code", "reason"), [(2, "Spec"), (3, "Data"), (6, "Numerics"), (7, "UserCode")])
+@each_case("lost", ["Preempted", "NodeLost", "Evicted", "OutOfMemory", "WorkerLost"])
+@each_case(("code", "reason"), [(2, "Spec"), (3, "Data"), (6, "Numerics"), (7, "UserCode")])
 def test_what_only_the_trainer_can_know_wins_over_a_lost_pod(code: int, reason: str, lost: str) -> None:
     world = running()
     world.end(code, "what it said")
@@ -72,8 +71,8 @@ def test_what_only_the_trainer_can_know_wins_over_a_lost_pod(code: int, reason: 
     assert failed(world).reason == reason
 
 
-@pytest.mark.parametrize("lost", ["Preempted", "NodeLost", "Evicted", "OutOfMemory"])
-@pytest.mark.parametrize("code", [1, 4])
+@each_case("lost", ["Preempted", "NodeLost", "Evicted", "OutOfMemory"])
+@each_case("code", [1, 4])
 def test_a_lost_pod_wins_over_what_may_be_its_consequence(code: int, lost: str) -> None:
     world = running()
     world.end(code, "what it said")

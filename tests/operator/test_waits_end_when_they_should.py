@@ -17,6 +17,7 @@ from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedContainer
 from rlhf_operator.times import ServerClock
+from tests.each import each_case
 from tests.operator import test_reconciler as engines
 from tests.operator.rendered import SETTINGS, changed, mapped, nodes, snapshot
 from tests.operator.running_jobs import failed, running
@@ -77,7 +78,7 @@ def test_a_watch_that_reconnects_is_mended_soon() -> None:
     assert all(9 < seconds < 12 for seconds in waits), waits
 
 
-@pytest.mark.parametrize(("seconds_back", "waits"), [(1, True), (3, False), (100, False), (300, False)])
+@each_case(("seconds_back", "waits"), [(1, True), (3, False), (100, False), (300, False)])
 def test_a_clock_that_was_set_back_ends_the_wait(seconds_back: int, waits: bool) -> None:
     """The end of an attempt lies ahead by the rounding to whole seconds, or because a clock was wrong."""
     world = running()
@@ -114,8 +115,8 @@ UNEXPLAINED = {
 }
 
 
-@pytest.mark.parametrize("what", UNEXPLAINED)
-@pytest.mark.parametrize(
+@each_case("what", UNEXPLAINED)
+@each_case(
     ("fields", "reason"),
     [({"disruption": "PreemptionByScheduler"}, "Preempted"), ({"reason": "NodeLost"}, "NodeLost")],
     ids=["preempted", "node lost"],
@@ -131,7 +132,7 @@ def test_a_pod_that_is_gone_explains(what: str, fields: dict[str, Any], reason: 
     assert (found.reason, found.pod) == (reason, fallen.name)
 
 
-@pytest.mark.parametrize("code", [2, 3, 6, 7])
+@each_case("code", [2, 3, 6, 7])
 def test_a_pod_that_is_gone_excuses_no_mistake(code: int) -> None:
     world = running()
     fallen = replace(world.worker(), disruption="PreemptionByScheduler")

@@ -14,6 +14,7 @@ from rlhf_operator.evidence import NODE_SECONDS, START_SECONDS
 from rlhf_operator.reconcile.attempt_status import SLOW_START_SECONDS
 from rlhf_operator.reconcile.running import UNSCHEDULABLE_SECONDS
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedRayJob
+from tests.each import each_case
 from tests.operator.running_jobs import NODES
 from tests.operator.simulated import SFT, World
 from tests.operator.test_a_job_lives_its_life import message, reason
@@ -47,7 +48,7 @@ def refused(why: str) -> World:
     return world
 
 
-@pytest.mark.parametrize("why", [LIMIT, FULL, SMALL, FEW, LOW])
+@each_case("why", [LIMIT, FULL, SMALL, FEW, LOW])
 def test_a_refusal_is_told_at_once_and_in_every_place(why: str) -> None:
     world, told = refused(why), "PodsRefused" if why == LIMIT else "QuotaExceeded"
     assert (reason(world, "ClusterReady"), world.status.reason) == (told, told)
@@ -71,11 +72,11 @@ def without_account(world: World) -> None:
     change(world, deployment_status="Initializing", refused='serviceaccount "nobody" not found')
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("lack", "told"),
     [(without_secret, "SecretMissing"), (without_claim, "ClaimMissing"), (without_account, "PodsRefused")],
 )
-@pytest.mark.parametrize("comes", [True, False])
+@each_case("comes", [True, False])
 def test_what_may_still_come_is_awaited_until_the_deadline(
     lack: Callable[[World], None], told: str, comes: bool
 ) -> None:
@@ -156,7 +157,7 @@ def container(why: str, says: str) -> ObservedContainer:
     return ObservedContainer(name="ray-head", waiting_reason=why, waiting_message=says)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "limit", "told"),
     [
         ({"containers": (container("ErrImagePull", "not found"),)}, START_SECONDS["ImagePull"], "ImagePull"),
@@ -177,7 +178,7 @@ def container(why: str, says: str) -> ObservedContainer:
         ),
     ],
 )
-@pytest.mark.parametrize("node_is_behind", [0, 600])
+@each_case("node_is_behind", [0, 600])
 def test_what_keeps_a_pod_is_looked_at_when_its_time_is_over(
     fields: dict[str, Any], limit: float, told: str, node_is_behind: int
 ) -> None:
@@ -211,7 +212,7 @@ def test_containers_that_wait_are_told_with_the_event(waits: str) -> None:
     assert f"waits ({waits}): {world.complaint}; the attempt waits until 2026-01-31T12:30:00Z" in told
 
 
-@pytest.mark.parametrize(
+@each_case(
     "why",
     [
         "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had volume node affinity conflict",

@@ -14,6 +14,7 @@ from rlhf_operator.placement.capacity import Capacity, capacity_for, cluster_of,
 from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedNode
+from tests.each import each_case
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, groups, made, mapped, node, pod_of, snapshot
 
 PPO = "helpful-ppo"
@@ -67,7 +68,7 @@ def expressions(manifests: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found[0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("labels", "said", "gigabits"),
     [
         ({}, [], 1600),
@@ -191,7 +192,7 @@ def test_nodes_with_more_free_gpus_are_used_as_those_with_fewer() -> None:
     assert [[(each.count, each.slots) for each in offer] for offer in offers] == [[(2, 4)], [(1, 8), (1, 4)]]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("free", "slots", "parts"),
     [
         ("528Gi", None, [(1, 8)]),
@@ -256,7 +257,7 @@ def test_the_network_of_a_single_node_makes_no_difference() -> None:
     assert found.node_bandwidth is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("wrong", "why"),
     [
         ({"gpus": [OWN, {**OWN, "product": "other", "memoryGB": 48}]}, "one name for GPUs with different figures"),
@@ -282,7 +283,7 @@ def test_what_offload_may_fill_is_the_memory_of_a_worker_pod() -> None:
     assert found.host_memory == 64 * 2**30
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("product", "labels"),
     [
         ("NVIDIA-L4-SHARED", {}),

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from rlhf_planning.sized_job import seconds_of, tokens_of
 from rlhf_trainer.commands.cli import app
+from tests.each import each_case
 from tests.planning.sized import MISTAKE, UNFIT, answer, ask
 
 JOB = "7b --response 4k --mean 1500 --gpus h100"
@@ -130,7 +131,7 @@ def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:
     assert f"USD, and {25 / 60 * 8 * 0.80:.2f} more for each interruption: half of the 30 minutes" in told
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("question", "sentence"),
     [
         ("7b --gpus h1000", "--gpus: h1000 is no known GPU; did you mean h100?"),

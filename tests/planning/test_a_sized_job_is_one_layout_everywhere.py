@@ -15,6 +15,7 @@ from rlhf_mapper.mapping import DeviceMapping
 from rlhf_planning.job_plan import plan_job
 from rlhf_planning.market import usual_nodes
 from rlhf_planning.sized_job import shapes_of
+from tests.each import each_case
 from tests.planning.sized import answer
 
 QUESTIONS = (
@@ -28,7 +29,7 @@ QUESTIONS = (
 )
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@each_case("question", QUESTIONS)
 def test_the_manifest_is_planned_as_it_was_sized(question: str) -> None:
     found = answer(question)
     row = found["chosen"]
@@ -40,8 +41,8 @@ def test_the_manifest_is_planned_as_it_was_sized(question: str) -> None:
     assert planned.prediction.step_seconds == pytest.approx(row["step_seconds"])
 
 
-@pytest.mark.parametrize("project", ["verl", "openrlhf", "trl"])
-@pytest.mark.parametrize("question", QUESTIONS)
+@each_case("project", ["verl", "openrlhf", "trl"])
+@each_case("question", QUESTIONS)
 def test_the_lines_of_others_are_imported_as_the_job(question: str, project: str) -> None:
     found = answer(question)
     (job,) = load(found["files"]["job.yaml"]["text"])

@@ -19,6 +19,7 @@ from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.simulate import generation, layer, layouts, memory
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
+from tests.each import each_case
 from tests.mapper.planned_jobs import cluster_of
 from tests.real_size.cases import CASES, MAPPED
 from tests.real_size.layer import COUNTED, FAMILIES, ONE_RANK, TYPES, Precision, config_of, counted, shape_of
@@ -50,8 +51,8 @@ LARGE = (
 """Mixtures whose experts lie on several ranks, and rows on several ranks."""
 
 
-@pytest.mark.parametrize("changes", [{}, {"hidden": 896}, {"ffn": 5120}, {"heads": 8}, {"kv_heads": 16}], ids=str)
-@pytest.mark.parametrize(("family", "attention", "precision"), COUNTED)
+@each_case("changes", [{}, {"hidden": 896}, {"ffn": 5120}, {"heads": 8}, {"kv_heads": 16}], ids=str)
+@each_case(("family", "attention", "precision"), COUNTED)
 def test_a_layer_keeps_what_the_mapper_says(
     family: str, attention: Attention, precision: Precision, changes: dict[str, int]
 ) -> None:
@@ -61,7 +62,7 @@ def test_a_layer_keeps_what_the_mapper_says(
     assert counted(config, attention, TYPES[precision]).kept == pytest.approx(float(said) + sums, rel=0.01)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_a_layer_moves_and_starts_what_the_mapper_says(family: str) -> None:
     config = config_of(family)
     model, _ = shape_of(config)

@@ -2,9 +2,9 @@
 
 import shlex
 
-import pytest
 import yaml
 
+from tests.each import each_case
 from tests.repo.tree import ROOT
 
 REPOS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
@@ -14,7 +14,7 @@ PUBLISHED = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text())
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
+@each_case("hook", HOOKS, ids=lambda hook: hook["id"])
 def test_a_hook_runs_what_make_install_has_installed(hook: dict[str, str]) -> None:
     program, argument, *_ = shlex.split(hook["entry"])
     assert hook["language"] == "system"

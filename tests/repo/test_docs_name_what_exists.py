@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from rlhf_mapper.hardware import GPUS
 from rlhf_trainer.commands.cli import app
+from tests.each import each_case
 from tests.repo import documents
 from tests.repo.documents import Line, lines
 from tests.repo.tree import ROOT, tracked_files
@@ -92,17 +92,17 @@ def no_floors(page: list[Line]) -> list[str]:
     return [f"{at}: there is no {name}" for at, name in drawn if not any(map(documents.exists, (name, f"{name}.py")))]
 
 
-@pytest.mark.parametrize("page", OF_TODAY, ids=relative)
+@each_case("page", OF_TODAY, ids=relative)
 def test_files_modules_and_identifiers_exist(page: Path) -> None:
     assert not not_there(read(page))
 
 
-@pytest.mark.parametrize("page", OF_TODAY, ids=relative)
+@each_case("page", OF_TODAY, ids=relative)
 def test_make_targets_commands_and_flags_exist(page: Path) -> None:
     assert not list(wrong_commands(read(page)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=relative)
+@each_case("page", PAGES, ids=relative)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = ((line.place, target) for line in read(page) for target in documents.broken_links(page, line))
     assert not [f"{place}: there is no {target}" for place, target in broken]
@@ -126,7 +126,7 @@ def test_a_floor_that_is_gone_is_found() -> None:
     assert no_floors(list(lines("a.md", drawing))) == [*gone, "a.md:4: there is no rlhf_api/spec/rules"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "complaint"),
     [
         ("see ops/gone.py", "ops/gone.py"),
@@ -152,7 +152,7 @@ def test_what_is_gone_is_found(text: str, complaint: str) -> None:
     assert [*not_there(page), *wrong_commands(page)] == [f"a.md:{last}: there is no {complaint}"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "ops/losses.py, `cli.py`, `tests/repo/`, README.md, `crds/rlhfjobs.yaml`",
@@ -166,7 +166,7 @@ def test_what_exists_is_not_complained_about(text: str) -> None:
     assert not [*not_there(page), *wrong_commands(page)]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("link", "broken"),
     [
         ("[a](../README.md#try-it)", False),

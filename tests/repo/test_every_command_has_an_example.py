@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import rlhf_kubectl.cli
 import rlhf_trainer.commands.cli
+from tests.each import each_case
 from tests.repo.tree import ROOT
 
 PROGRAMS = {"rlhf": rlhf_trainer.commands.cli.app, "kubectl rlhf": rlhf_kubectl.cli.app}
@@ -41,7 +42,7 @@ def example(command: TyperCommand) -> str:
     return (command.epilog or "").removeprefix(EXAMPLE)
 
 
-@pytest.mark.parametrize(("program", "name", "command"), COMMANDS, ids=[f"{p} {n}" for p, n, _ in COMMANDS])
+@each_case(("program", "name", "command"), COMMANDS, ids=[f"{p} {n}" for p, n, _ in COMMANDS])
 def test_the_example_parses(program: str, name: str, command: TyperCommand) -> None:
     assert (command.epilog or "").startswith(EXAMPLE)
     words = shlex.split(example(command))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each_case
 from tests.repo.tree import ROOT
 
 PACKAGES = {
@@ -111,7 +112,7 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize(("file", "line", "contract"), BREACHES.values(), ids=BREACHES)
+@each_case(("file", "line", "contract"), BREACHES.values(), ids=BREACHES)
 def test_a_breach_is_caught(complaints: str, file: str, line: str, contract: str) -> None:
     """The contract is broken, and its complaint names the planted import, or the module that has no floor."""
     kept, _, broken = complaints.partition("Broken contracts")

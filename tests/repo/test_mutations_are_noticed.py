@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests import mutations
+from tests.each import each_case
 from tests.mutations import MUTATIONS, ROOT, Mutation, copied, unnoticed
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+@each_case("mutation", MUTATIONS, ids=str)
 def test_a_change_can_be_made_and_its_test_is_there(mutation: Mutation) -> None:
     assert mutation.mutated(ROOT) != (ROOT / mutation.file).read_text()
     assert (ROOT / mutation.test.partition("::")[0]).is_file()

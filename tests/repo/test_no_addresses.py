@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each_case
 from tests.repo.tree import ROOT, tracked_files
 
 DOT, SLASH = r"\.", "/"
@@ -49,6 +50,6 @@ def test_an_address_is_found(text: str) -> None:
     assert findings(text)
 
 
-@pytest.mark.parametrize("text", ["a/work/b", "the root/of it", "$HOME/work/x", "pyproject.org"])
+@each_case("text", ["a/work/b", "the root/of it", "$HOME/work/x", "pyproject.org"])
 def test_other_text_is_not(text: str) -> None:
     assert not findings(text)

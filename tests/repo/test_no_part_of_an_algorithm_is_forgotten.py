@@ -14,6 +14,7 @@ from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import Algorithm, PolicyGradient
 from rlhf_mapper.workload import workload_of
 from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
+from tests.each import each_case
 from tests.examples.test_every_example_is_right import EXAMPLES, jobs_of
 from tests.repo.tree import ROOT
 
@@ -77,7 +78,7 @@ def there() -> Repository:
     return repository()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@each_case("name", ALGORITHMS)
 def test_every_algorithm_has_all_its_parts(name: str, there: Repository) -> None:
     assert forgotten(ALGORITHMS[name], there) == []
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each_case
 from tests.repo.complexity import functions_of
 from tests.repo.house import MAX_RETURNS, MAX_STAYS, lines_by_room, measures, seconds_of_tests
 from tests.repo.tree import product_files
@@ -44,7 +45,7 @@ def clear(what):
 PATHS = "def joined(name): return name"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "rules"),
     [
         (PLAIN, []),
@@ -67,7 +68,7 @@ def test_a_docstring_below_an_assignment_is_read() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("subject", "is_good"),
     [
         ("mapper: read kernel tables", True),

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import read
 from rlhf_trainer.commands.cli import app
+from tests.each import each_case
 from tests.patience import PATIENCE_SECONDS
 from tests.repo.tree import ROOT
 
@@ -88,7 +89,7 @@ def manifests() -> list[tuple[str, str]]:
     return [(f"{page.relative_to(ROOT)} {number}", text) for number, (page, text) in enumerate(whole)]
 
 
-@pytest.mark.parametrize(("place", "text"), manifests(), ids=[place for place, _ in manifests()])
+@each_case(("place", "text"), manifests(), ids=[place for place, _ in manifests()])
 def test_a_manifest_of_a_page_is_valid(place: str, text: str) -> None:
     for document in read(text, place):
         Job.parse(document)
@@ -114,7 +115,7 @@ def test_the_readme_is_short_and_narrow() -> None:
     assert not [line for line in lines if len(line) > 100]
 
 
-@pytest.mark.parametrize("page", new_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@each_case("page", new_pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_page_are_commands_of_a_shell(page: Path) -> None:
     """test_docs_name_what_exists.py holds their names and flags to what there is."""
     lines = page.read_text().replace("\\\n", " ").splitlines()

@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
+from tests.each import each_case
 from tests.repo.tree import ROOT, product_files, tracked_files
 
 MODULES = product_files()
@@ -23,7 +23,7 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("folder", ["crds", "operator", "trainer_image", "examples"])
+@each_case("folder", ["crds", "operator", "trainer_image", "examples"])
 def test_the_folder_of_a_part_is_not_a_package(folder: str) -> None:
     """A package called operator would shadow the standard library's module."""
     assert (ROOT / folder).is_dir()
@@ -51,7 +51,7 @@ def named_modules(contract: dict[str, Any]) -> set[str]:
     return {name for name in named if name.startswith("rlhf_")}
 
 
-@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract["name"])
+@each_case("contract", CONTRACTS, ids=lambda contract: contract["name"])
 def test_a_contract_names_modules_that_exist(contract: dict[str, Any]) -> None:
     names = named_modules(contract)
     assert names

@@ -9,6 +9,7 @@ import pytest
 from rlhf_importers.bash import Script
 from rlhf_importers.scalars import UNKNOWN
 from rlhf_importers.shell import call
+from tests.each import each_case
 
 FOLLOWED = """
 x=7; run $((x==7)) $((x!=3)) $((x<=9))
@@ -107,19 +108,19 @@ def words_of_bash(text: str) -> list[str]:
     return result.stdout.split("\0")[:-1]
 
 
-@pytest.mark.parametrize("text", FOLLOWED)
+@each_case("text", FOLLOWED)
 def test_what_is_followed_is_as_in_bash(text: str) -> None:
     assert words_of(text) == words_of_bash(text)
 
 
-@pytest.mark.parametrize("text", UNTOLD)
+@each_case("text", UNTOLD)
 def test_what_is_not_followed_is_unknown(text: str) -> None:
     found, expected = words_of(text), words_of_bash(text)
     assert any(UNKNOWN in word for word in found)
     assert all(UNKNOWN in word or word in expected for word in found)
 
 
-@pytest.mark.parametrize("change", ["((x = 2))", "read x <<< 2", "printf -v x 2", "mapfile x", "x=([0]=2)", "x[0]=2"])
+@each_case("change", ["((x = 2))", "read x <<< 2", "printf -v x 2", "mapfile x", "x=([0]=2)", "x[0]=2"])
 def test_a_note_names_the_line_of_the_change(change: str) -> None:
     words, notes = call(f"x=1\n{change}\npython -m a.main_ppo a.b=$x", "run.sh", r"[\w.]*main_ppo")
     assert words == ["a.main_ppo", f"a.b={UNKNOWN}x of line 2{UNKNOWN}"]

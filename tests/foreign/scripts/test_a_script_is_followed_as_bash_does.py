@@ -11,6 +11,7 @@ from rlhf_importers.bash import ConversionError, Script
 from rlhf_importers.command import convert
 from rlhf_importers.scalars import UNKNOWN
 from rlhf_importers.shell import call
+from tests.each import each_case
 
 ARRAYS = """#!/usr/bin/env bash
 set -xeuo pipefail
@@ -102,7 +103,7 @@ def words_of(text: str) -> list[str]:
     return words[words.index("run") + 1 :]
 
 
-@pytest.mark.parametrize("case", WORDS)
+@each_case("case", WORDS)
 def test_the_words_are_those_of_bash(case: str) -> None:
     text, expected = WORDS[case]
     assert words_of(text) == expected
@@ -128,7 +129,7 @@ def test_options_in_arrays_become_a_manifest(monkeypatch: pytest.MonkeyPatch) ->
     assert not draft.unknown
 
 
-@pytest.mark.parametrize(
+@each_case(
     "value",
     [
         "$NOT_SET_ANYWHERE/model",
@@ -215,7 +216,7 @@ def test_a_case_of_what_only_a_run_knows_is_told() -> None:
     assert any("only a run of the script knows which case holds" in note for note in notes)
 
 
-@pytest.mark.parametrize("word", ['"$@"', "$@", "$*", "${@}"])
+@each_case("word", ['"$@"', "$@", "$*", "${@}"])
 def test_arguments_of_the_script_are_told(word: str) -> None:
     words, notes = call(f"python -m a.main_ppo x=1 {word}", "run.sh", r"[\w.]*main_ppo")
     assert words == ["a.main_ppo", "x=1"]

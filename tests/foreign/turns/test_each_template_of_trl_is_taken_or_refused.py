@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rlhf_trainer.data.tokens import UNLEARNED
+from tests.each import each_case
 from tests.foreign.turns.encoding import encoder_of, ends_of, fault, learned, text_of
 from tests.foreign.turns.families import TALK, TOOL_TALK, Family, tokenizer_of
 
@@ -163,12 +164,12 @@ def outcome(name: str, kind: str) -> str:
     return "last" if missing else "all"
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@each_case("name", EXPECTED)
 def test_each_conversation_is_learned_or_refused(name: str) -> None:
     assert {kind: outcome(name, kind) for kind in TALKS} == EXPECTED[name].outcomes
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@each_case("name", EXPECTED)
 def test_a_prompt_ends_where_an_answer_begins(name: str) -> None:
     """The end of a turn is that of the table; a prompt is what the tokenizer itself makes of the messages."""
     family = family_of(name)

@@ -8,6 +8,7 @@ from rlhf_trainer.chat import BadValueError, Template
 from rlhf_trainer.data.tokens import NO_TOOLS, UNLEARNED
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.errors import DataError
+from tests.each import each_case
 from tests.foreign.turns.encoding import asked, encoder_of, ends_of, fault, learned
 from tests.foreign.turns.families import ADD, CALL, CALLS, FAMILIES, TALK, TOOL_TALK, tokenizer_of
 
@@ -21,8 +22,8 @@ def test_what_a_tool_says_is_not_lost() -> None:
     assert fault(encoder_of(FAMILIES["phi"], tokenizer_of(FAMILIES["phi"]), asked(TOLD))) == LEFT_OUT
 
 
-@pytest.mark.parametrize("name", ["chatml", "thinking", "llama", "glm", "harmony"])
-@pytest.mark.parametrize("content", ["7", '{"is": "7 °C",\n "no": null}', "  7\n", "7 \u4e03 \U0001f600", "*"])
+@each_case("name", ["chatml", "thinking", "llama", "glm", "harmony"])
+@each_case("content", ["7", '{"is": "7 °C",\n "no": null}', "  7\n", "7 \u4e03 \U0001f600", "*"])
 def test_what_is_written_is_found_in_any_form(name: str, content: str) -> None:
     tokenizer = tokenizer_of(FAMILIES[name])
     assert fault(encoder_of(FAMILIES[name], tokenizer, asked({"role": "tool", "content": content}))) == ""

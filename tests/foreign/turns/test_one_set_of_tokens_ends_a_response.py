@@ -19,6 +19,7 @@ from rlhf_trainer.training.loading import load_end_tokens
 from rlhf_trainer.training.saving import save_config_and_tokenizer
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.samples import sample_of
+from tests.each import each_case
 from tests.foreign.turns.encoding import ends_of, text_of
 from tests.foreign.turns.families import FAMILIES, tokenizer_of
 
@@ -28,13 +29,13 @@ def gemma() -> PreTrainedTokenizerFast:
     return tokenizer_of(FAMILIES["gemma"])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each_case("name", FAMILIES)
 def test_ends_are_the_templates_and_the_files(name: str) -> None:
     ends = ends_of(FAMILIES[name], tokenizer_of(FAMILIES[name]))
     assert list(ends.texts) == list(FAMILIES[name].ends)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each_case("name", FAMILIES)
 def test_a_target_ends_with_one_of_them(name: str) -> None:
     family, tokenizer = FAMILIES[name], tokenizer_of(FAMILIES[name])
     encoder = Encoder(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf_trainer.chat import read_tools
+from tests.each import each_case
 from tests.foreign.turns.encoding import encoder_of, fault, learned
 from tests.foreign.turns.families import ADD, CALL, FAMILIES, TOOL_TALK, tokenizer_of
 
@@ -44,8 +45,8 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["chatml", "thinking", "llama", "r1", "mistral"])
+@each_case("form", FORMS)
+@each_case("name", ["chatml", "thinking", "llama", "r1", "mistral"])
 def test_a_call_is_the_same_in_any_form(name: str, form: str) -> None:
     family, tokenizer = FAMILIES[name], tokenizer_of(FAMILIES[name])
     call, _ = learned(encoder_of(family, tokenizer, FORMS[form]), tokenizer)
@@ -73,7 +74,7 @@ def test_arguments_are_never_written_as_python() -> None:
     assert learned(encoder_of(family, tokenizer, TOOL_TALK), tokenizer)[0] == CALL
 
 
-@pytest.mark.parametrize("calls", ["add", '{"name": "add"}', ["3"], [{"function": "add"}]])
+@each_case("calls", ["add", '{"name": "add"}', ["3"], [{"function": "add"}]])
 def test_a_call_that_is_none_is_a_fault(calls: object) -> None:
     family, tokenizer = FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"])
     assert fault(encoder_of(family, tokenizer, talk_with(tool_calls=calls))) == NO_MAPPINGS
@@ -84,6 +85,6 @@ def test_tools_that_are_none_are_a_fault() -> None:
     assert fault(encoder_of(family, tokenizer, TOOL_TALK, "[add")) == NO_MAPPINGS
 
 
-@pytest.mark.parametrize("tools", ["", "null", "[]", []])
+@each_case("tools", ["", "null", "[]", []])
 def test_an_empty_text_is_no_tools(tools: object) -> None:
     assert read_tools(tools) == []

@@ -13,6 +13,7 @@ from rlhf_trainer.chat import BadValueError
 from rlhf_trainer.data.instructions import instructed, prompt_template, set_chat_template
 from rlhf_trainer.data.loaders import PromptLoader
 from rlhf_trainer.errors import ConfigError
+from tests.each import each_case
 from tests.trainer.unit.data.conftest import chat, plain, spec_of  # noqa: F401 fixtures
 
 USER, SYSTEM = {"role": "user", "content": "2 + 2?"}, {"role": "system", "content": "Be brief."}
@@ -42,7 +43,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case("case", CASES)
 def test_a_prompt_gets_its_instructions(case: str) -> None:
     fields, prompt, expected = CASES[case]
     assert instructed(data_with(**fields), {"level": [1, 3]}, prompt, 1) == expected

@@ -9,6 +9,7 @@ import pytest
 
 from rlhf_importers.trl import VERIFIERS
 from rlhf_trainer.rewards.verifiers import OPTIONS, score
+from tests.each import each_case
 
 TURNS = {
     "<think>\n": ("easy</think>\n<answer>4</answer>", 1.0),
@@ -125,7 +126,7 @@ def trl_think_format(completion: str) -> float:
     return 1.0 if re.match(pattern, completion, re.DOTALL | re.MULTILINE) else 0.0
 
 
-@pytest.mark.parametrize("completion", COMPLETIONS)
+@each_case("completion", COMPLETIONS)
 def test_an_imported_reward_for_thoughts_is_trls(completion: str) -> None:
     (found,) = scores(VERIFIERS["think_format_reward"], ["?"], [completion])
     assert found == trl_think_format(completion)

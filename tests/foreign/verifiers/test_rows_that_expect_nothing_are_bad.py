@@ -17,6 +17,7 @@ from rlhf_trainer.data.loaders import PromptLoader
 from rlhf_trainer.rewards.code_tests import passed_tests, read_tests
 from rlhf_trainer.rewards.verifiers import OPTIONS, score
 from rlhf_trainer.workers.expectations import find_faults
+from tests.each import each_case
 from tests.trainer.jobs import job
 from tests.trainer.unit.data.conftest import cache, chat, plain  # noqa: F401 fixtures
 
@@ -181,7 +182,7 @@ CHEATS = (
 )
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_only_right_programs_pass_the_tests_of_each_form(form: str) -> None:
     value, right = FORMS[form]
     tests = read_tests(value)
@@ -212,7 +213,7 @@ def test_a_program_reads_and_writes_a_long_text() -> None:
     assert passed_tests("print(2)", tests) == 0
 
 
-@pytest.mark.parametrize(("printed", "score"), [("0.3333334", 1), ("1/3", 0), ("0.34", 0), ("nan", 0), ("inf", 0)])
+@each_case(("printed", "score"), [("0.3333334", 1), ("1/3", 0), ("0.34", 0), ("nan", 0), ("inf", 0)])
 def test_numbers_may_be_printed_with_other_digits(printed: str, score: int) -> None:
     tests = read_tests({"inputs": ["1\n"], "outputs": ["0.33333333\n"]})
     assert passed_tests(f"print('{printed}')", tests) == score
@@ -238,7 +239,7 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("value", UNREADABLE)
+@each_case("value", UNREADABLE)
 def test_tests_that_cannot_be_read_are_named(value: str) -> None:
     with pytest.raises(ValueError, match=r"^holds ") as caught:
         read_tests(value)

@@ -20,6 +20,7 @@ from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.function import WrongAnswerError
 from rlhf_trainer.rewards.supervision import AnswerFailure
 from rlhf_trainer.workers.agents import Program
+from tests.each import each_case
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.agents.stage import Troupe
 from tests.trainer.agents.test_the_tree_holds_what_was_sampled import END, Letters, answer
@@ -116,7 +117,7 @@ def test_a_program_that_hangs_is_ended_alone(tmp_path: Path) -> None:
     troupe.close()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "limit", "failure"),
     [
         ("raised", "", "x"),
@@ -148,7 +149,7 @@ PROGRAMS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("program", "error"), PROGRAMS)
+@each_case(("program", "error"), PROGRAMS)
 def test_what_would_end_every_episode_is_told_before_the_run(
     program: dict[str, Any], error: str, troupe: Troupe
 ) -> None:

@@ -13,6 +13,7 @@ from rlhf_trainer.agents.conversation import Conversation
 from rlhf_trainer.agents.openai_format import CHAT, COMPLETIONS, RefusalError, object_of, read_request
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.generation.vllm_engine import Response
+from tests.each import each_case
 from tests.trainer.agents.stage import TEMPLATE
 from tests.trainer.tiny import EXAMPLE_MODEL
 
@@ -103,7 +104,7 @@ def called(function: Any) -> list[Any]:
     return [USER, {**ASSISTANT, "tool_calls": [{"function": function}]}, USER]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("messages", "sentence"),
     [
         (called({"function": "x"}), "answered"),

@@ -14,6 +14,7 @@ from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.telemetry import EPISODE, MODEL_CALL, TOOL
 from rlhf_trainer.workers.agents import EndedEpisode
 from rlhf_trainer.workers.samples import sample_of, turns_of
+from tests.each import each_case
 from tests.trainer.agents.stage import PROMPT, Troupe, answers_on_branches
 from tests.trainer.environments.scripted import END
 
@@ -51,7 +52,7 @@ def episodes(troupe: Troupe) -> dict[str, EndedEpisode]:
     return dict(zip(LEARNED, found[:-1], strict=True))
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@each_case("name", LEARNED)
 def test_an_episode_has_the_programs_calls_and_reward(episodes: dict[str, EndedEpisode], name: str) -> None:
     calls, branches, reward = LEARNED[name]
     played = episodes[name]

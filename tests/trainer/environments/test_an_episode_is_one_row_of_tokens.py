@@ -20,6 +20,7 @@ from rlhf_trainer.rewards.sandboxes import ADDRESS, Sandboxes
 from rlhf_trainer.rewards.supervision import AnswerFailure, Kind
 from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play, require_some
 from tests.api.cases import made
+from tests.each import each_case
 from tests.trainer.environments.scripted import END, LOG_PROB, ScriptedEngine
 from tests.trainer.tiny import EXAMPLE_MODEL
 
@@ -144,7 +145,7 @@ def test_a_request_is_sent_while_others_are_written(tokenizer: PreTrainedTokeniz
     assert (order[0], episodes[0].turns) == (0, 3)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("limits", "expected"),
     [
         (EpisodeLimits(prompt_tokens=8, tokens=64, turns=2), (2, 0.0 + 1 + 1, False)),
@@ -231,7 +232,7 @@ def test_so_many_episodes_are_played_at_a_time_as_have_sandboxes(
     assert (max(counts), len(counts)) == (2, 7)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kinds", "error"),
     [
         (("lost", "no sandbox"), EnvironmentProblem),

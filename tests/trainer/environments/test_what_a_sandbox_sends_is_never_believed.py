@@ -14,6 +14,7 @@ from rlhf_trainer.environments.environments import MAX_BYTES, TAKEN, Environment
 from rlhf_trainer.environments.sandboxed import MAX_CONNECTIONS, SandboxedEpisodes, Tunnel
 from rlhf_trainer.rewards.sandboxes import Sandboxes
 from rlhf_trainer.rewards.supervision import AnswerFailure
+from tests.each import each_case
 
 PATIENT = 20.0
 NESTED = '{"answer": ' + 100_000 * "[" + 100_000 * "]" + "}"
@@ -41,7 +42,7 @@ def answer_of(made: Environments) -> Any:
     raise AssertionError("no answer")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("method", "message", "expected"),
     [
         ("step", "{}", "sent what is no answer"),

@@ -15,6 +15,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_shards, training_shards
 from rlhf_trainer.tensor_slice import TensorSlice
+from tests.each import each_case
 from tests.trainer.hybrid_engine.families import config
 from tests.trainer.ranks import run_kept_ranks
 
@@ -65,7 +66,7 @@ def mismatches(of: PreTrainedConfig, layout: ParallelSizes, shards: int) -> list
     return wrong + list(slices)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("family", "changed", "layout", "shards"),
     [
         ("qwen2", {"tied": True, "hidden_size": 36, "head_dim": 4}, ParallelSizes(data=2, tensor=2), 2),
@@ -86,8 +87,8 @@ def test_training_shards_are_what_dtensor_holds(
     assert run_kept_ranks(4, mismatches, config(family, **changed), layout, shards) == [[]] * 4
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("size", [1, 2, 5, 6, 12])
+@each_case("count", [1, 2, 3, 4, 7])
+@each_case("size", [1, 2, 5, 6, 12])
 def test_a_chunk_is_that_of_torch(size: int, count: int) -> None:
     parts = [TensorSlice.whole((size,)).chunk(0, index, count) for index in range(count)]
     expected = [len(part) for part in torch.arange(size).chunk(count)]
@@ -95,8 +96,8 @@ def test_a_chunk_is_that_of_torch(size: int, count: int) -> None:
     assert [row for part in parts for row in range(*part.starts, *part.stops)] == list(range(size))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("tied", [True, False])
+@each_case("family", ["llama", "qwen2", "qwen3"])
+@each_case("tied", [True, False])
 def test_a_description_has_the_names_and_shapes_of_the_model(family: str, tied: bool) -> None:
     model = describe(config(family, tied=tied))
     expected = {name: tuple(weight.shape) for name, weight in made(config(family, tied=tied)).named_parameters()}

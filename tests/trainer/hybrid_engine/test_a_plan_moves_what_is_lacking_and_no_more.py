@@ -11,6 +11,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_shards
 from rlhf_trainer.hybrid_engine.reshard_plan import Move, Parties, ReshardPlan, plan
 from rlhf_trainer.tensor_slice import TensorSlice
+from tests.each import each_case
 from tests.trainer.hybrid_engine.baselines import Mode, entering, plans_of, transition
 from tests.trainer.hybrid_engine.families import config
 
@@ -68,7 +69,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@each_case("sizes", SIZES, ids=str)
 def test_replicated_weights_cost_what_the_paper_says(sizes: ParallelSizes) -> None:
     """(tp - t_g p_g) / (t_g p_g t p) of the sharded parameters, on every rank."""
     made, weights = colocated(UNTIED, sizes), sharded_layers(UNTIED)
@@ -147,7 +148,7 @@ def test_the_bytes_of_a_rank_do_not_depend_on_the_replicas() -> None:
     assert len(set(found)) == 1
 
 
-@pytest.mark.parametrize("sizes", SIZES[:4], ids=str)
+@each_case("sizes", SIZES[:4], ids=str)
 def test_the_comparisons_receive_what_the_paper_says(sizes: ParallelSizes) -> None:
     """HybridFlow-V (tp - 1) / (tp) of the weights, DS-Chat (tpd - 1) / (tpd)."""
     weights = sharded_layers(UNTIED)
@@ -201,9 +202,9 @@ def disjoint(
     return [plan(model, parties, rank) for rank in range(stop)]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("per_node", [4, 16])
-@pytest.mark.parametrize(
+@each_case("replicas", [1, 2])
+@each_case("per_node", [4, 16])
+@each_case(
     "generation", [ParallelSizes(data=1, tensor=4), ParallelSizes(data=3), ParallelSizes(data=1, pipeline=2, tensor=2)]
 )
 def test_generation_may_have_a_pool_of_its_own(generation: ParallelSizes, per_node: int, replicas: int) -> None:
@@ -231,8 +232,8 @@ OVER_NODES = {
 }
 
 
-@pytest.mark.parametrize("model", [UNTIED, TIED, ODD], ids=["untied", "tied", "odd sizes"])
-@pytest.mark.parametrize(("sizes", "per_node"), OVER_NODES.values(), ids=OVER_NODES)
+@each_case("model", [UNTIED, TIED, ODD], ids=["untied", "tied", "odd sizes"])
+@each_case(("sizes", "per_node"), OVER_NODES.values(), ids=OVER_NODES)
 def test_each_byte_enters_a_node_once(model: list[Parameter], sizes: ParallelSizes, per_node: int) -> None:
     plans = plans_of(model, sizes, per_node=per_node)
     assert_every_element_comes_once(model, plans)

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
+from tests.each import each_case
 from tests.trainer.hybrid_engine.baselines import Groups, Method, generation_coordinates, generation_groups
 
 
@@ -48,7 +49,7 @@ EXAMPLES: dict[str, tuple[ParallelSizes, Method, dict[str, Groups]]] = {
 }
 
 
-@pytest.mark.parametrize(("sizes", "method", "expected"), EXAMPLES.values(), ids=EXAMPLES)
+@each_case(("sizes", "method", "expected"), EXAMPLES.values(), ids=EXAMPLES)
 def test_the_worked_examples(sizes: ParallelSizes, method: Method, expected: dict[str, Groups]) -> None:
     groups = generation_groups(sizes, method)
     assert {name: from_one(getattr(groups, name)) for name in expected} == expected
@@ -107,7 +108,7 @@ def test_every_group_list_holds_every_rank_once(method: Method) -> None:
             assert {len(group) for group in found} == {size}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("sizes", "redundant"),
     [
         (layout(1, 4, 2, 1, 2), [2, 3, 6, 7]),

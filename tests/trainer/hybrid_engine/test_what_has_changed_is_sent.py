@@ -11,6 +11,7 @@ from rlhf_trainer.hybrid_engine.exchange import Exchange
 from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.tensor_slice import TensorSlice
+from tests.each import each_case
 from tests.trainer.hybrid_engine.families import config
 from tests.trainer.ranks import run_kept_ranks
 
@@ -28,9 +29,9 @@ def changed(old: Tensor, share: float) -> Tensor:
     return torch.where(chosen, torch.randn(old.numel()).to(old.dtype), old)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
-@pytest.mark.parametrize("share", [0.0, 0.04, 0.5, 1.0])
+@each_case("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@each_case("count", [0, 1, 7, 8, 9, 1000])
+@each_case("share", [0.0, 0.04, 0.5, 1.0])
 def test_what_is_decoded_is_what_was_encoded(dtype: torch.dtype, count: int, share: float) -> None:
     torch.manual_seed(count)
     old = torch.randn(count).to(dtype)

@@ -12,6 +12,7 @@ from rlhf_trainer.algorithms.grpo import GRPO
 from rlhf_trainer.algorithms.opo import OPO
 from rlhf_trainer.algorithms.rloo import RLOO
 from rlhf_trainer.ops.advantages import has_signal, on_every_token, overlong_penalty, rewards_to_go
+from tests.each import each_case
 
 GROUPED, CENTRED, LEFT_OUT = GRPO(name="GRPO"), GRPO(name="GRPO", normalize_by_std=False), RLOO(name="RLOO")
 TWO_GROUPS = torch.tensor([1.0, 3.0, 5.0, 2.0, 2.0, 2.0], dtype=torch.float64)
@@ -80,7 +81,7 @@ COMPARING: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMPARING)
+@each_case("name", COMPARING)
 def test_a_response_without_a_return_changes_no_other(name: str) -> None:
     more, fewer = (torch.tensor(returns, dtype=torch.float64) for returns in SCORED_BY_ALL_BUT_ONE)
     found = COMPARING[name](more, 4)
@@ -88,7 +89,7 @@ def test_a_response_without_a_return_changes_no_other(name: str) -> None:
     assert_close(found[[0, 2, 3]], COMPARING[name](fewer, 3))
 
 
-@pytest.mark.parametrize("name", COMPARING)
+@each_case("name", COMPARING)
 def test_the_only_response_with_a_return_is_compared_with_none(name: str) -> None:
     alone = torch.tensor([math.nan, 4.0, math.nan], dtype=torch.float64)
     assert COMPARING[name](alone, 3)[1] == 0.0

@@ -20,6 +20,7 @@ from rlhf_trainer.ops.losses import (
     sign_loss,
     value_loss,
 )
+from tests.each import each_case
 
 NUM_TOKENS = 11
 Case = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -147,7 +148,7 @@ RATIO_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", RATIO_CASES.values(), ids=RATIO_CASES)
+@each_case("case", RATIO_CASES.values(), ids=RATIO_CASES)
 def test_ppo_of_one_token_by_hand(case: tuple[float, float, float, float, float]) -> None:
     ratio, advantage, loss, gradient, cut_off = case
     log_probs = torch.tensor([[0.0, math.log(ratio) - 1.0]], requires_grad=True)
@@ -215,7 +216,7 @@ def test_weights_multiply_what_a_token_adds() -> None:
     assert found.loss.item() == pytest.approx(-(0.5 * 1.1 + 2.0 * 1.2))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "old", "target", "clip_eps", "expected"),
     [
         (3.0, 0.0, 1.0, None, 2.0),  # (3-1)^2 / 2

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from rlhf_api.spec.algorithms import RolloutCorrection
 from rlhf_trainer.ops.rollout_correction import correct_rollout, response_quarters, unit_weights
+from tests.each import each_case
 
 LEVELS, MODES = ("Token", "Sequence", "Geometric"), ("Truncate", "Clip", "Mask")
 OPTIONS = [
@@ -52,7 +53,7 @@ def by_hand(log_ratios: Tensor, mask: Tensor, options: dict[str, Any]) -> np.nda
     return weights
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda each: " ".join(map(str, each.values())))
+@each_case("options", OPTIONS, ids=lambda each: " ".join(map(str, each.values())))
 def test_weights_are_those_of_the_formulas(options: dict[str, Any]) -> None:
     correction = RolloutCorrection.model_validate(options)
     unbounded = correction.model_copy(update={"mode": "Clip", "low": 1e-9, "high": 1e9})

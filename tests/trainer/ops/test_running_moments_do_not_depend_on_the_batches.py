@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from rlhf_trainer.ops.running import RunningMoments
+from tests.each import each_case
 
 
 def merged(*batches: list[float]) -> RunningMoments:
@@ -31,7 +32,7 @@ def test_batches_of_different_means_by_hand() -> None:
     assert astuple(moments) == pytest.approx((3, 4.0, 56.0))
 
 
-@pytest.mark.parametrize("cuts", [[], [1], [100], [3, 50, 51, 180]])
+@each_case("cuts", [[], [1], [100], [3, 50, 51, 180]])
 def test_any_cut_gives_the_moments_of_all_numbers(cuts: list[int]) -> None:
     draw = random.Random(0)
     numbers = [draw.gauss(1000.0, 3.0) for _ in range(200)]

@@ -10,6 +10,7 @@ from jaxtyping import TypeCheckError, jaxtyped
 
 from rlhf_api.spec.algorithms import RolloutCorrection
 from rlhf_trainer.ops import advantages, aggregation, kl, losses, masks, rollout_correction, values
+from tests.each import each_case
 
 X = torch.rand(2, 3)
 ROW = torch.rand(2)
@@ -79,7 +80,7 @@ def test_inputs_are_not_written_to(name: str) -> None:
     assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[2]])
+@each_case("name", [name for name, case in CASES.items() if case[2]])
 def test_scalars_go_by_name(name: str) -> None:
     function, tensors, scalars = CASES[name]
     with pytest.raises(TypeError):

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from rlhf_api.spec.algorithms import Estimator
 from rlhf_trainer.ops.kl import adaptive_coefficient, kl_estimate
+from tests.each import each_case
 
 POLICY = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 REFERENCE = torch.tensor([0.2, 0.3, 0.1, 0.4], dtype=torch.float64)
@@ -88,7 +89,7 @@ def test_only_k2_as_a_loss_has_the_gradient_of_the_divergence() -> None:
         assert torch.allclose(gradient, wanted) is (estimator == "K2"), estimator
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kl", "expected"),
     [
         (6.0, 0.1),

@@ -8,13 +8,14 @@ from torch.testing import assert_close
 
 from rlhf_api.spec.algorithms import Lagrange
 from rlhf_trainer.algorithms.safe_rlhf import SafeRLHF
+from tests.each import each_case
 
 SAFE = SafeRLHF(
     name="SafeRLHF", cost_limit=1.0, lagrange=Lagrange(learning_rate=0.1, maximum=5.0), whiten_advantages=False
 )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("cost", "expected"),
     [
         (3.0, 2.0 * math.exp(0.1 * 2.0 * 2.0)),  # 2 above the limit

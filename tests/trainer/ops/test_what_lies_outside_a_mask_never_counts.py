@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from rlhf_trainer.ops.masks import keep, last_token, masked_mean, masked_sum, row_sums, whiten
+from tests.each import each_case
 
 X = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
 MASK = torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
@@ -45,7 +46,7 @@ def test_whitening_equal_numbers_does_not_divide_by_zero() -> None:
     assert whiten(torch.full((1, 3), 5.0), torch.ones(1, 3), mean=5.0, std=0.0).tolist() == [[0.0, 0.0, 0.0]]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("mask", "expected"),
     [
         ([0, 1, 1, 0], [0, 0, 1, 0]),

@@ -25,6 +25,7 @@ from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.telemetry import EPISODE_PHASES, StepReport, recorder
 from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play
+from tests.each import each_case
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.agents.stage import TEMPLATE
 from tests.trainer.environments.scripted import END, ScriptedEngine
@@ -174,7 +175,7 @@ def test_a_step_of_very_many_episodes_keeps_the_file_small(
     assert len([each for each in collector.spans if each.attributes["rlhf.phase"] in EPISODE_PHASES]) == EPISODES * 8
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("message", "times"),
     [
         ({"tool_times": [["a", 0.0, 1.0], ["b", 1.0, 0.5], ["c", float("nan"), 1.0], [1, 0.0, 1.0], "d"]}, 1),

@@ -28,6 +28,7 @@ from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.run import placement
 from rlhf_trainer.run.placement import place_job
 from rlhf_trainer.run.shapes import shapes_of
+from tests.each import each_case
 from tests.examples.test_every_example_is_right import EXAMPLES
 from tests.trainer.chain.mistakes import LLAMA_7B, MISTAKES, PLAN
 from tests.trainer.chain.test_mistakes_end_with_a_sentence_and_their_exit_code import told, written
@@ -572,7 +573,7 @@ def test_of_a_model_on_the_hub_only_config_json_is_fetched(tmp_path: Path, monke
         shapes_of([job], job, tmp_path)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "memory", "gpu"),
     [
         ("NVIDIA A100-SXM4-80GB", 84.99e9, "a100-80g"),
@@ -620,7 +621,7 @@ def test_a_gpu_in_no_table_is_planned_by_its_driver(manifest: Path, monkeypatch:
     assert "estimated" not in plan(manifest, *TWO_NODES)[1]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("gpu", "capability", "multiprocessors", "clock"),
     [
         ("a100-80g", (8, 0), 108, 1.41e9),

@@ -20,6 +20,7 @@ from rlhf_mapper.config_file import architecture_in, shape_of
 from rlhf_mapper.workload import workload_of
 from rlhf_trainer.pods.read_shapes import answer
 from tests.api.cases import made
+from tests.each import each_case
 from tests.trainer.chain.mistakes import LLAMA_7B
 
 KEPT_BYTES = 4096
@@ -115,7 +116,7 @@ def told_of(entrypoint: str, options: dict[str, Any], folder: Path) -> dict[str,
     return told
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@each_case("name", ALGORITHMS)
 def test_of_an_algorithm_it_tells_all_that_the_mapper_asks(name: str) -> None:
     """What is made of its answer is to the operator what the class itself is to the trainer."""
     found, document = ALGORITHMS[name], made(name)

@@ -17,6 +17,7 @@ from rlhf_planning.job_table import age, headline
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.lock import only_run_in
+from tests.each import each_case
 from tests.trainer.report.conftest import PPO, RM, SFT, ppo_record
 
 
@@ -184,7 +185,7 @@ def test_an_empty_manifest_of_a_run_is_told_in_words(run: Path) -> None:
     assert done.stderr == f"error: {manifest}: is not as a run left it: it is empty\n"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("seconds", "text"),
     [(None, "-"), (-3.0, "0s"), (41.2, "41s"), (185.0, "3m05"), (7620.0, "2h07"), (5 * 86400 + 3 * 3600.0, "5d03")],
 )
@@ -192,7 +193,7 @@ def test_a_duration_is_short(seconds: float | None, text: str) -> None:
     assert age(seconds) == text
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("names", "text"),
     [
         ({"loss/value": "2", "loss/policy": "-0.25", "kl/reference": "1"}, "loss \N{MINUS SIGN}0.25"),

@@ -3,9 +3,8 @@
 import subprocess
 import sys
 
-import pytest
-
 from rlhf_api.spec.algorithm_table import ALGORITHMS
+from tests.each import each_case
 
 FIRST = (
     "rlhf",
@@ -23,7 +22,7 @@ print(*ALGORITHMS)
 """
 
 
-@pytest.mark.parametrize("first", [*FIRST, ALGORITHMS["GRPO"].__module__, ALGORITHMS["SFT"].__module__])
+@each_case("first", [*FIRST, ALGORITHMS["GRPO"].__module__, ALGORITHMS["SFT"].__module__])
 def test_the_table_is_whole_whichever_module_comes_first(first: str) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, first], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ import pytest
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import load
+from tests.each import each_case
 from tests.trainer.report.conftest import PPO, RM, ROOT, SFT, finish, page_of, ppo_record, report, run_job, sample
 
 Chain = Callable[[list[dict[str, Any]]], Path]
@@ -86,7 +87,7 @@ def test_the_last_record_of_a_step_that_ran_twice_counts(tmp_path: Path) -> None
     assert "1.1 → 12" in page.sections["helpful-ppo"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("file", "torn", "sentence"),
     [
         ("metrics.jsonl", '{"step": 26, "rew', "metrics.jsonl: 1 of 26 lines cannot be read"),
@@ -110,7 +111,7 @@ WORK = {"name": "update", "ph": "X", "cat": "update", "pid": 1, "tid": 0, "ts": 
 NO_NAME = json.dumps({"traceEvents": [NAMELESS, WORK]})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("file", "text", "sentence"),
     [
         ("job.yaml", "spec: {models: {actor: {optimizer: {learningRate: fast}}}}", "job.yaml cannot be read"),
@@ -136,7 +137,7 @@ def test_a_number_beyond_all_floats_is_infinite(chain: Chain, huge: str) -> None
     assert "inf" in page_of(folder).sections["helpful-ppo"]
 
 
-@pytest.mark.parametrize("file", ["metrics.jsonl", "samples.jsonl", "status.json", "events.log"])
+@each_case("file", ["metrics.jsonl", "samples.jsonl", "status.json", "events.log"])
 def test_a_missing_file_leaves_a_page_without_it(chain: Chain, file: str) -> None:
     folder = chain([sample(1)])
     (folder / "helpful-ppo" / file).unlink()

@@ -17,6 +17,7 @@ from rlhf_trainer.commands.cli import app
 from rlhf_trainer.commands.ui import application
 from rlhf_trainer.report.runs import list_runs
 from rlhf_trainer.run_folder.lock import only_run_in
+from tests.each import each_case
 from tests.trainer.report.conftest import PPO, SFT, Page, finish, ppo_record, report, run_job
 
 NASTY = "<img src=x onerror=alert(1)>&'\" #?%"
@@ -79,7 +80,7 @@ def listed(root: Path) -> Page:
     return Page(ask_one(root, "/").text)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "cells"),
     [
         ("alpha", ["Succeeded", "helpful-ppo PPO", "2 of 25", "reward 1.2", "reward 1.5"]),
@@ -100,7 +101,7 @@ def test_a_link_is_not_followed(listed: Page, root: Path) -> None:
     assert "10 runs" in " ".join(listed.sections[""].split())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("query", "first"),
     [
         ("text=ppo+succ", ["alpha", "sweep/beta"]),
@@ -163,7 +164,7 @@ def test_rollouts_have_their_page(root: Path) -> None:
     assert '<a href="/">all runs</a><a href="report.html">report</a>' in page.text
 
 
-@pytest.mark.parametrize("name", ["torn", "begun", "failed", NASTY])
+@each_case("name", ["torn", "begun", "failed", NASTY])
 def test_a_damaged_folder_has_a_page_or_a_sentence(root: Path, name: str) -> None:
     from urllib.parse import quote
 
@@ -173,7 +174,7 @@ def test_a_damaged_folder_has_a_page_or_a_sentence(root: Path, name: str) -> Non
     assert "<img src=x" not in page.text
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("path", "status"),
     [
         ("/runs/nowhere/report.html", 404),
@@ -206,12 +207,12 @@ def test_names_may_have_any_bytes(tmp_path: Path) -> None:
     assert ask_one(tmp_path, "/runs/two%0Alines/report.html").status == 409
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8600", "", "[::1]:8600"])
+@each_case("host", ["evil.example", "127.0.0.1.evil.example:8600", "", "[::1]:8600"])
 def test_another_host_is_refused(root: Path, host: str) -> None:
     assert ask_one(root, "/", Host=host).status == 403
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
+@each_case("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
 def test_only_get_is_served(root: Path, method: str) -> None:
     assert ask_one(root, "/", method=method).status == 405
     assert ask_one(root, "/nowhere", method=method).status == 405

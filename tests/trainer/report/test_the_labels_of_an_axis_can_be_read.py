@@ -3,17 +3,16 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from rlhf_planning.numbers import number, ticks
 from rlhf_trainer.report.plots import lines
+from tests.each import each_case
 from tests.trainer.report.conftest import PPO, page_of, ppo_record, run_job
 
 CHARACTER = 4.0
 """Points of a character of the labels (8.5 points high), as few as fonts have."""
 
 
-@pytest.mark.parametrize(
+@each_case(
     "values",
     [
         [0.0, 1.0],

@@ -19,6 +19,7 @@ from rlhf_trainer.rewards.sample import SCORE, STOPPED, Sample, Score
 from rlhf_trainer.rewards.supervision import ChildLimits, judge_in_children
 from rlhf_trainer.rewards.verifiers import OPTIONS
 from rlhf_trainer.workers.scoring import code_of
+from tests.each import each_case
 
 Table = Sequence[tuple[Any, str, float]]
 """(the right answer, a response, its score)."""
@@ -365,7 +366,7 @@ def passed(folder: Path) -> dict[str, float | None]:
     return {name: score.parts.get("tests", score.value) for name, score in zip(CODE, found, strict=True)}
 
 
-@pytest.mark.parametrize("name", CODE)
+@each_case("name", CODE)
 def test_code_passes_the_tests_that_it_should(name: str, passed: dict[str, float | None]) -> None:
     assert passed[name] == CODE[name][1]
 
@@ -384,7 +385,7 @@ def test_a_row_without_an_answer_is_told(answer: Any, told: str) -> None:
         scores("ExactMatch", {}, {"answer": ["4", answer]}, ["4", "4"])
 
 
-@pytest.mark.parametrize("column", ["prompts", "responses", "finished", "verifier", "seconds", "given"])
+@each_case("column", ["prompts", "responses", "finished", "verifier", "seconds", "given"])
 def test_the_column_of_the_answers_has_any_name(column: str) -> None:
     (found,) = scores("ExactMatch", {"answer_key": column}, {column: ["a"]}, ["a"])
     assert found.value == 1.0

@@ -33,6 +33,7 @@ from rlhf_trainer.rewards.sandboxes import (
 )
 from rlhf_trainer.workers.scoring import IN_SANDBOXES, require_some_judged, reward_code
 from tests.api.cases import made
+from tests.each import each_case
 from tests.trainer.sandbox_pool import Pool, pool
 
 SOON = 60.0
@@ -104,7 +105,7 @@ def test_a_command_cannot_serve_the_next_request(made_pool: tuple[Sandboxes, Poo
     assert (done.code, done.output) == (0, f"{errno.ECONNREFUSED}\n")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("command", "seconds", "expected"),
     [
         (("sleep", "60"), 0.5, (-9, "", True)),

@@ -19,6 +19,7 @@ from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards import supervision
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.sample import Sample, Score
+from tests.each import each_case
 from tests.trainer.rewards import user_functions
 from tests.trainer.rewards.user_functions import BAD
 
@@ -127,7 +128,7 @@ def test_a_column_that_is_not_there_is_told() -> None:
     assert re.match(f"needs answer, which is no column that the data names and no argument{FILE}; ", told), told
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "told"),
     {
         "raises": rf"raised ZeroDivisionError: nothing to divide by at all{FILE}",
@@ -157,7 +158,7 @@ def test_what_it_does_at_one_sample_is_told_with_the_sample(name: str, told: str
     assert re.fullmatch(f"{told}; {re.escape(OFFENDER)}", text := sentence(name, WITH_ONE_BAD)), text
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "told"),
     {
         "one_number": f"returned a value of type float, expected a list with a number for each response{FILE}; ",

@@ -17,6 +17,7 @@ from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel
 from rlhf_trainer.training.rope import fix_rope
+from tests.each import each_case
 from tests.trainer.families import FAMILIES, LONGROPE, ROPES
 
 MODELS = FAMILIES | ROPES
@@ -70,8 +71,8 @@ def test_factors_follow_the_longest_text_of_the_job(tokens: int, factors: str) -
     torch.testing.assert_close(model.base_model.rotary_emb.inv_freq, expected)
 
 
-@pytest.mark.parametrize(("tokens", "stretch"), [(512, 1.0), (1024, 5.0)])
-@pytest.mark.parametrize("layer", ["", "full_attention"])
+@each_case(("tokens", "stretch"), [(512, 1.0), (1024, 5.0)])
+@each_case("layer", ["", "full_attention"])
 def test_dynamic_factors_follow_the_longest_text_of_the_job(tokens: int, stretch: float, layer: str) -> None:
     """The base is NTK scaling's, with factor 4 and 512 trained tokens: theta * (4 * tokens / 512 - 3) ** (32 / 30)."""
     rope: dict[str, object] = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
@@ -95,7 +96,7 @@ REFUSED: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each_case("case", REFUSED)
 def test_what_vllm_computes_otherwise_is_refused(case: str) -> None:
     family, rope = REFUSED[case]
     sentence = why_not_generated(with_rope(FAMILIES[family], rope), on_cpu=True)

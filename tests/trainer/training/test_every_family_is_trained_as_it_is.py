@@ -24,6 +24,7 @@ from rlhf_trainer.training.loading import load_language_model, load_scorer, load
 from rlhf_trainer.training.saving import save_model
 from rlhf_trainer.training.sharding import impossible_sizes, shard
 from rlhf_trainer.training.trainer import ModelRunner
+from tests.each import each_case
 from tests.trainer.families import FAMILIES, MIXTURES, NOT_GENERATING, NOT_SCORING, PAGE, PIPELINE, TENSOR, written
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.reading import all_tokens, log_probs
@@ -170,7 +171,7 @@ def test_a_family_scores_and_is_cut_as_the_table_says(family: str, tmp_path: Pat
     assert scorer.weights
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_each_parameter_has_a_place_in_generation(family: str) -> None:
     config = copy.deepcopy(FAMILIES[family])
     config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]

@@ -15,6 +15,7 @@ from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training import trainer as trainers
 from rlhf_trainer.training.sharding import named_parameters
 from rlhf_trainer.workers.base import WorkerSetting
+from tests.each import each_case
 from tests.trainer.families import FAMILIES
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_kept_ranks
@@ -103,7 +104,7 @@ def coefficient(folder: str, algorithm: str, training: dict[str, Any]) -> float:
     return setting.trainer(setting.language_model())._balance._coefficient
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("algorithm", "training", "expected"),
     [
         ("SFT", {"batchSize": 8}, 0.001),

@@ -26,6 +26,7 @@ from rlhf_trainer.training.head import HeadOptions, Likelihood, VocabularyPart, 
 from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel
 from rlhf_trainer.training.sharding import shard
+from tests.each import each_case
 from tests.trainer.ranks import RankServer, import_trainer
 
 VOCABULARY, ROWS = 101, 7
@@ -198,8 +199,8 @@ def head_alone(softcap: float | None, entropy: float) -> list[tuple[Likelihood, 
     return found
 
 
-@pytest.mark.parametrize("softcap", [None, 30.0])
-@pytest.mark.parametrize("entropy", [0.0, 0.3])
+@each_case("softcap", [None, 30.0])
+@each_case("entropy", [0.0, 0.3])
 def test_the_fused_head_takes_each_tokens_temperature(softcap: float | None, entropy: float) -> None:
     # rows of more than one block of logits, the last one not full
     [(plain, fused)] = run_interpreted(1, head_alone, softcap, entropy)

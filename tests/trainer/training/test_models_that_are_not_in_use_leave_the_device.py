@@ -17,6 +17,7 @@ from rlhf_trainer.training.saving import save_model
 from rlhf_trainer.training.sharding import ShardedModel, shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Fields
+from tests.each import each_case
 from tests.trainer.ranks import run_kept_ranks, run_ranks
 from tests.trainer.reading import all_tokens, log_probs
 from tests.trainer.tiny import save_tiny
@@ -113,7 +114,7 @@ def lives(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[Offload,
     return {kind: run_kept_ranks(2, life, model, str(tmp_path_factory.mktemp(kind)), kind) for kind in KINDS}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "None"])
+@each_case("kind", [kind for kind in KINDS if kind != "None"])
 def test_no_bit_differs(kind: Offload, lives: dict[Offload, list[Seen]]) -> None:
     for seen, plain in zip(lives[kind], lives["None"], strict=True):
         assert len(seen.outputs) == len(plain.outputs) == 24
@@ -123,7 +124,7 @@ def test_no_bit_differs(kind: Offload, lives: dict[Offload, list[Seen]]) -> None
         assert not all(seen.restored[name].equal(weight) for name, weight in seen.weights.items()), "it went on"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_what_is_not_in_use_is_where_the_manifest_says(kind: Offload, lives: dict[Offload, list[Seen]]) -> None:
     for seen, plain in zip(lives[kind], lives["None"], strict=True):
         parameters, moments = plain.held[1]

@@ -13,6 +13,7 @@ from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import Preference
 from tests.api.cases import made
+from tests.each import each_case
 
 Array = np.ndarray[Any, Any]
 Formula = Callable[[Array, Array, Array, Array], Array]
@@ -66,7 +67,7 @@ LOSSES: dict[str, tuple[dict[str, Any], Formula]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@each_case("name", LOSSES)
 def test_a_pairs_loss_is_its_papers_formula(name: str) -> None:
     options, formula = LOSSES[name]
     algorithm = ALGORITHMS[options["name"]].model_validate({**options, "beta": BETA})

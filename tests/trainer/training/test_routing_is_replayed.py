@@ -31,6 +31,7 @@ from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.base import WorkerSetting
+from tests.each import each_case
 from tests.trainer.families import FAMILIES
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_kept_ranks
@@ -123,7 +124,7 @@ def log_probs(model: LanguageModel, text: TokenBatch) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@each_case("family", MIXTURES)
 def test_gradients_are_those_of_a_loop_given_the_experts(family: str) -> None:
     model, plain, _ = pair(family)
     text = replayed_text(plain.config)
@@ -299,7 +300,7 @@ CUTS: dict[str, tuple[str, ParallelSizes, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@each_case("cut", CUTS)
 def test_ranks_micro_batches_and_padding_change_nothing(cut: str, mixtures: dict[str, str]) -> None:
     family, layout, options = CUTS[cut]
     plain = partial(update, **{name: value for name, value in options.items() if name == "lora"})

@@ -5,11 +5,12 @@ import torch
 
 from rlhf_trainer.controller.slot_process import translated_errors
 from rlhf_trainer.errors import MemoryProblem
+from tests.each import each_case
 
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("call", "option"),
     [
         ("actor.update_actor", "lower spec.training.microBatchTokens"),
@@ -17,7 +18,7 @@ CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capaci
         ("actor.generate_sequences", "lower spec.rollout.gpuMemoryUtilization, on CPU spec.data.maxResponseTokens"),
     ],
 )
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA), MemoryError("Tried to allocate 2.00 GiB.")])
+@each_case("error", [torch.OutOfMemoryError(CUDA), MemoryError("Tried to allocate 2.00 GiB.")])
 def test_a_call_without_memory_is_one_sentence_with_the_option(call: str, option: str, error: Exception) -> None:
     with pytest.raises(MemoryProblem) as raised, translated_errors(call):
         raise error

@@ -24,6 +24,7 @@ from rlhf_trainer.protocols import THREE_D_PROTO, AxisPlacement, sbp_protocol
 from rlhf_trainer.report.plan_pictures import graph_svg
 from rlhf_trainer.run.graph import graph_of, scorers_of
 from rlhf_trainer.types import register
+from tests.each import each_case
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED, jobs_of
 
 LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
@@ -177,7 +178,7 @@ def test_the_drawings_show_every_call_and_every_field(job: Job) -> None:
     assert len([what for what in said if " reads " in what]) == sum(len(edge.fields) for edge in graph.edges)
 
 
-@pytest.mark.parametrize("job", ALL, ids=[job.name for job in ALL])
+@each_case("job", ALL, ids=[job.name for job in ALL])
 def test_the_flowchart_has_every_call_in_its_pool(job: Job) -> None:
     graph = traced(job)
     lines = [line.strip() for line in mermaid_of(graph).splitlines()]

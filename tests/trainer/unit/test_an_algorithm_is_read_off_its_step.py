@@ -10,9 +10,10 @@ from pydantic import Field
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import Algorithm
 from rlhf_trainer.algorithms.models import Actor, Advantage, B, Reward
+from tests.each import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "data", "trained", "frozen", "offline"),
     [
         ("SFT", "completions", ("actor",), (), True),

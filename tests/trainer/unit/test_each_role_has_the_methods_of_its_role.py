@@ -24,6 +24,7 @@ from rlhf_trainer.run.worker_specs import worker_specs
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.reward import RewardWorker
+from tests.each import each_case
 from tests.mapper.planned_jobs import job_of
 
 SAVED = {"save", "begin_checkpoint", "end_checkpoint", "counters", "set_counters", "restore", "probe_links"}
@@ -93,12 +94,12 @@ def spec_of(name: str, role: str) -> WorkerSpec:
     return worker_specs(job, placed, folders, shape, path=Path("run/job"))["all"][role]
 
 
-@pytest.mark.parametrize(("name", "role"), ROLES)
+@each_case(("name", "role"), ROLES)
 def test_a_role_has_exactly_its_methods(name: str, role: str) -> None:
     assert spec_of(name, role).transfers.keys() == METHODS.get(name, RL)[role]
 
 
-@pytest.mark.parametrize(("name", "role"), ROLES)
+@each_case(("name", "role"), ROLES)
 def test_a_record_refuses_methods_of_other_roles(name: str, role: str) -> None:
     spec, own = spec_of(name, role), METHODS.get(name, RL)[role]
     model = Tracer(rows=1, widths={}).model(role, spec, "all", ALONE)
@@ -109,7 +110,7 @@ def test_a_record_refuses_methods_of_other_roles(name: str, role: str) -> None:
         assert str(raised.value) in (unknown, f"{role}.{method} is not marked by register")
 
 
-@pytest.mark.parametrize(("name", "role"), ROLES)
+@each_case(("name", "role"), ROLES)
 def test_a_run_has_no_methods_of_other_roles(name: str, role: str) -> None:
     spec, group = spec_of(name, role), Mock(layout=ALONE)
     for transfers in (spec.transfers, None):

@@ -11,6 +11,7 @@ import pytest
 from rlhf_trainer.report.held_out import measures
 from rlhf_trainer.run.evaluation import means, passes_at, win_rate
 from rlhf_trainer.workers.scoring import JudgedRow
+from tests.each import each_case
 
 
 def rows(*scores: float | None) -> list[JudgedRow]:
@@ -20,7 +21,7 @@ def rows(*scores: float | None) -> list[JudgedRow]:
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("after", "before", "rate"),
     [
         ([1.0], [0.0], 1.0),
@@ -46,7 +47,7 @@ def test_a_response_passes_with_the_whole_score() -> None:
     assert passes_at(rows(0.999, None, 1.0, 0.0), "rule", samples=2) == {2: 0.5}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("wins", "ties", "losses", "is_gain"),
     [(20, 0, 0, True), (0, 0, 20, False), (11, 0, 9, None), (0, 20, 0, None), (8, 12, 0, True), (0, 12, 8, False)],
 )

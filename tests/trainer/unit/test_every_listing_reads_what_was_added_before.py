@@ -9,8 +9,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_trainer.run.worker_specs import workers_of
@@ -18,6 +16,7 @@ from rlhf_trainer.types import Transfer, prefixed, transfers_of
 from rlhf_trainer.workers.advantage import AdvantageWorker, advantage_transfers
 from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.data import batch_fields
+from tests.each import each_case
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def calls_of(name: str, *, has_pretrain: bool = False, without: tuple[str, ...] 
     return calls
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@each_case("name", ALGORITHMS)
 def test_every_field_that_is_read_was_added_before(name: str) -> None:
     asked = {call.partition(".")[0] for call in calls_of(name)}
     assert asked == set(ALGORITHMS[name].models)
@@ -96,7 +95,7 @@ def test_remax_generates_and_scores_twice() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@each_case("name", ALGORITHMS)
 def test_a_worker_class_is_sent_to_other_processes_by_its_name(name: str) -> None:
     """Else a copy of its module's names would go along, the recorder of measurements among them."""
     for each in workers_of(ALGORITHMS[name]).values():

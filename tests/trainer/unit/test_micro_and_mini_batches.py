@@ -2,18 +2,18 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from rlhf_api.spec.job_spec import Training
 from rlhf_trainer.training.batching import assign_mini_batches, micro_batches, mini_batches
 from rlhf_trainer.types import Batch
+from tests.each import each_case
 
 LENGTHS = torch.tensor([3, 9, 1, 9, 4, 2, 7])
 
 
-@pytest.mark.parametrize(("budget", "at_least"), [(1, 1), (9, 1), (12, 1), (18, 1), (1000, 1), (1000, 4), (1000, 9)])
+@each_case(("budget", "at_least"), [(1, 1), (9, 1), (12, 1), (18, 1), (1000, 1), (1000, 4), (1000, 9)])
 def test_every_row_is_in_one_micro_batch_in_the_budget(budget: int, at_least: int) -> None:
     groups = micro_batches(LENGTHS, token_budget=budget, at_least=at_least)
     assert sorted(torch.cat(groups).tolist()) == list(range(len(LENGTHS)))
@@ -62,7 +62,7 @@ class OneRank:
         return rows
 
 
-@pytest.mark.parametrize("trained", ["0111", "0001", "1011", "0000"])
+@each_case("trained", ["0111", "0001", "1011", "0000"])
 def test_a_left_out_row_is_in_no_mini_batch(trained: str) -> None:
     rows = torch.tensor([each == "1" for each in trained])
     batch = Batch(step=1, start=0, size=4, fields={})

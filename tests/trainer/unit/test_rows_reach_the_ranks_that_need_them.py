@@ -11,10 +11,11 @@ from rlhf_trainer.controller.dispatch import Readers, dispatch
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL, THREE_D_PROTO, TransferProtocol
 from rlhf_trainer.types import Transfer, transfers_of
 from rlhf_trainer.workers.scoring import ScoringWorker
+from tests.each import each_case
 
 
-@pytest.mark.parametrize("rows", [0, 1, 5, 8])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@each_case("rows", [0, 1, 5, 8])
+@each_case("ranks", [1, 2, 3])
 def test_dp_proto_covers_every_row_once_and_in_order(rows: int, ranks: int) -> None:
     shares = DP_PROTO.distribute(ParallelSizes(data=ranks), rows)
     assert [row for share in shares for row in share] == list(range(rows))
@@ -68,8 +69,8 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("rows", [8, 5, 1])
-@pytest.mark.parametrize(("made", "read"), list(product(LAYOUTS, LAYOUTS)))
+@each_case("rows", [8, 5, 1])
+@each_case(("made", "read"), list(product(LAYOUTS, LAYOUTS)))
 def test_what_no_process_keeps_is_sent_and_nothing_else(made: ParallelSizes, read: ParallelSizes, rows: int) -> None:
     """Producer and reader on one pool, by any p-t-d: every rank gets its rows, from its process or from blocks."""
     readers = Readers()

@@ -29,6 +29,7 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.responses import ResponseWriter, require_finite, rows_of
 from rlhf_trainer.workers.samples import as_bytes
 from tests.api.cases import made
+from tests.each import each_case
 from tests.trainer.tiny import EXAMPLE_MODEL
 
 
@@ -86,7 +87,7 @@ def job(base: str, name: str, *overrides: str) -> Job:
     return Job.parse({**made(base, overrides), "metadata": {"name": name}})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("overrides", "problem"),
     [
         (["data.train.columns=[reward]"], "data.train.columns: reward"),

@@ -21,6 +21,7 @@ from rlhf_trainer.protocols import (
     blocks,
     sbp_protocol,
 )
+from tests.each import each_case
 
 ROWS = (0, 1, 2, 5, 7, 12, 64)
 SPLITTING = (DP_PROTO, THREE_D_PROTO, THREE_D_ALL_MICRO_DP)
@@ -52,7 +53,7 @@ def test_what_is_split_comes_back_once_and_in_order(protocol: TransferProtocol) 
         assert came_back(protocol, layout, rows) == list(range(rows)), (layout, rows)
 
 
-@pytest.mark.parametrize("protocol", ALL, ids=lambda protocol: protocol.name)
+@each_case("protocol", ALL, ids=lambda protocol: protocol.name)
 def test_every_rank_gets_its_rows_in_nearly_equal_shares(protocol: TransferProtocol) -> None:
     for layout, rows in product(LAYOUTS, ROWS):
         shares = protocol.distribute(layout, rows)

@@ -2,15 +2,14 @@
 
 import traceback
 
-import pytest
-
 from rlhf_trainer.controller.diagnosis import is_waiting
+from tests.each import each_case
 
 SAVING = "/x/rlhf_trainer/training/saving.py"
 COLLECTIVE = "/x/torch/distributed/distributed_c10d.py"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("frames", "waits"),
     [
         ([("/x/worker.py", "save"), (SAVING, "save_model"), (SAVING, "write_weights"), ("/x/io.py", "write")], False),

@@ -23,6 +23,7 @@ from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.generating_actor import GeneratingActor, GeneratorWorker
 from rlhf_trainer.workers.rollout import RolloutWorker
 from rlhf_trainer.workers.samples import COLUMNS, EPISODES, RAW_PROMPTS, TURN_FIELDS
+from tests.each import each_case
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED, jobs_of
 
 ALL = [job for path in EXAMPLES for job in jobs_of(path)]
@@ -53,7 +54,7 @@ def grpo(*overrides: str) -> Job:
     return next(job for job in load(path, overrides, FINISHED) if job.name == "helpful-grpo")
 
 
-@pytest.mark.parametrize("job", ALL, ids=[job.name for job in ALL])
+@each_case("job", ALL, ids=[job.name for job in ALL])
 def test_every_call_of_a_step_has_a_worker(job: Job) -> None:
     specs = {role: spec for workers in specs_of(job).values() for role, spec in workers.items()}
     calls = [call.name.split(".") for call in graph_of(job, place(job, (0,))).calls]
@@ -64,7 +65,7 @@ def test_every_call_of_a_step_has_a_worker(job: Job) -> None:
     assert all(spec.arguments["setting"].total_steps for role, spec in specs.items() if role in job.trained())
 
 
-@pytest.mark.parametrize("name", SWITCHES)
+@each_case("name", SWITCHES)
 def test_the_generator_is_where_the_rollout_says(name: str) -> None:
     overrides, where = SWITCHES[name]
     specs = specs_of(grpo(*overrides))

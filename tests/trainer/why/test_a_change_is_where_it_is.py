@@ -5,6 +5,7 @@ import pytest
 
 from rlhf_trainer.why.changes import Change, change_of
 from rlhf_trainer.why.seen import Array, Series
+from tests.each import each_case
 
 STEPS: Array = np.arange(1, 31).astype(np.float64)
 NOISE = np.random.default_rng(0).normal(0.0, 0.1, 30)
@@ -30,7 +31,7 @@ def test_a_bend() -> None:
     assert "until step" in str(found)
 
 
-@pytest.mark.parametrize("values", [NOISE, 0.1 * STEPS + NOISE, np.ones(30), 2.0 * STEPS], ids=list("abcd"))
+@each_case("values", [NOISE, 0.1 * STEPS + NOISE, np.ones(30), 2.0 * STEPS], ids=list("abcd"))
 def test_no_change(values: Array) -> None:
     assert change(values) is None
 

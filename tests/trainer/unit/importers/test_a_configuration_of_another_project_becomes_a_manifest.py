@@ -14,6 +14,7 @@ from rlhf_importers.shell import flags
 from rlhf_importers.table import Draft
 from rlhf_importers.verl import read as read_hydra
 from rlhf_trainer.commands.cli import app
+from tests.each import each_case
 
 VERL = """
 set -x
@@ -133,12 +134,12 @@ def fields(draft: Draft, *paths: str) -> dict[str, Any]:
     return {path: draft.get(path) for path in paths}
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@each_case("name", CONFIGURATIONS)
 def test_the_manifest_is_valid(name: str) -> None:
     Job.parse(draft_of(name).document())
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@each_case("name", CONFIGURATIONS)
 def test_each_key_is_in_exactly_one_list(name: str) -> None:
     project, text = CONFIGURATIONS[name]
     draft = draft_of(name)
@@ -298,7 +299,7 @@ CORRECTIONS: list[tuple[str, str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("project", "text", "expected", "check"), CORRECTIONS)
+@each_case(("project", "text", "expected", "check"), CORRECTIONS)
 def test_corrections_of_a_mismatch_keep_their_bounds(
     project: str, text: str, expected: dict[str, Any], check: str
 ) -> None:

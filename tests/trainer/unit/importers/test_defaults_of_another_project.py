@@ -5,10 +5,9 @@ verl: trainer/config/ppo_trainer.yaml. OpenRLHF: the arguments of openrlhf/cli. 
 
 from __future__ import annotations
 
-import pytest
-
 from rlhf_api.checks.resume import leaves
 from rlhf_importers.command import convert
+from tests.each import each_case
 
 VERL = "python3 -m verl.trainer.main_ppo data.train_files=a.parquet actor_rollout_ref.model.path=org/sft "
 OPENRLHF = "deepspeed --module openrlhf.cli."
@@ -165,7 +164,7 @@ MEANS = {
 """Field and value of what each configuration becomes."""
 
 
-@pytest.mark.parametrize("case", LEAST)
+@each_case("case", LEAST)
 def test_what_is_not_said_is_the_default(case: str) -> None:
     project, text = LEAST[case]
     draft = convert(f"{text}\n", project, source="FILE")
