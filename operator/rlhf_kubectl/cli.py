@@ -105,7 +105,7 @@ def compare(
 
 @command("kubectl rlhf lineage helpful-ppo")
 def lineage(
-    model: Annotated[str, typer.Argument(metavar="JOB|URI", help="Name of an RLHFJob, or URI in a status.")],
+    model: Annotated[str, typer.Argument(metavar="JOB|URI", help="Name of an RLHFJob, or URI of its output.")],
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:

@@ -22,12 +22,10 @@ SECTIONS: Final = ("", "last values", "settings that differ")
 
 def sections(jobs: Sequence[ObservedJob], now: datetime) -> list[list[Row]]:
     """Return the rows of each of SECTIONS; of the metrics those that differ."""
-    count, statuses = len(jobs), [job.status for job in jobs]
-    columns = [figures(status, now) for status in statuses]
+    columns = [figures(job.status, now) for job in jobs]
     rows = [Row(name, [column[name] for column in columns]) for name in columns[0]]
-    values = measures({place: _metrics(each) for place, each in enumerate(statuses)}, count)
-    settings = differences({place: _settings(job) for place, job in enumerate(jobs)}, count)
-    return [rows, [row for row in values if len(set(row.values)) > 1], settings]
+    values = [row for row in measures([_metrics(job.status) for job in jobs]) if len(set(row.values)) > 1]
+    return [rows, values, differences([*map(_settings, jobs)])]
 
 
 def table(jobs: Sequence[ObservedJob], now: datetime) -> Table:

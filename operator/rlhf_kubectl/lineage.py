@@ -1,6 +1,6 @@
 """Tree of a model's lineage, from the statuses of a namespace's jobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -13,63 +13,55 @@ from rlhf_kubectl.kubectl import KubectlError
 from rlhf_operator.cluster import raw
 from rlhf_operator.snapshot import ObservedJob
 
-MADE_FROM, READ_BY = "made from", "read by"
 DIGITS: Final = 12
 """Digits of a digest or a commit that are shown."""
 WIDTH: Final = 10_000
 """Columns of the tree, more than a terminal has: rich leaves out branches that are deeper than the columns."""
+Lines = Iterable[tuple[str, ObservedJob | None]]
+"""Lines below a job, each with the job whose own lines follow below it, None for none."""
 
 
 def tree(jobs: Sequence[ObservedJob], wanted: str) -> Tree:
-    """Return the tree of a job, or of a URI: that of a job's output, or of a model or data set that jobs read.
+    """Return the tree of a job: the inputs of its model, and the jobs that read it. KubectlError without the job.
 
-    KubectlError if no status names it.
+    wanted: name of the job, or the URI of its output.
     """
     by_name = {job.name: job for job in jobs}
-    makers = [job for job in jobs if job.name == wanted or (job.status.output and job.status.output.uri == wanted)]
-    root, others = Tree(Text(wanted)), [job for job in jobs if any(each.uri == wanted for each in job.status.inputs)]
-    if makers:
-        root = Tree(_made(makers[0]))
-        _add_inputs(root.add(MADE_FROM), makers[0], by_name, {makers[0].name})
-        others = [job for job in jobs if any(_is_from(each, makers[0]) for each in job.status.inputs)]
-    elif not others:
+    made = next((job for job in jobs if wanted in (job.name, job.status.output and job.status.output.uri)), None)
+    if made is None:
         near = suggestion(wanted, list(by_name))
         raise KubectlError(f"no status of a job names {wanted}: {near}", ExitCode.SPEC, "NotFound")
-    if others:
-        branch = root.add(READ_BY)
-        shown = {maker.name for maker in makers}
-        for job in others:
-            _add_reader(branch, job, jobs, shown)
+
+    def inputs(job: ObservedJob) -> Lines:
+        for each in job.status.inputs:
+            maker = by_name.get(each.job or "")
+            yield f"{each.name}: {each.uri}{_content(each.digest, each.revision)}{_note(each, maker)}", maker
+        if not job.status.inputs:
+            yield "unknown: no attempt has begun to train, or it was one of an earlier release", None
+
+    def readers(job: ObservedJob) -> Lines:
+        others = ((other, [each.name for each in other.status.inputs if _is_from(each, job)]) for other in jobs)
+        return ((", ".join(names), other) for other, names in others if names)
+
+    root = Tree(_made(made))
+    _add(root.add("made from"), made, inputs, {made.name})
+    if [*readers(made)]:
+        _add(root.add("read by"), made, readers, {made.name})
     return root
 
 
-def _add_inputs(branch: Tree, job: ObservedJob, by_name: Mapping[str, ObservedJob], shown: set[str]) -> None:
-    """Add the inputs of a job, and below each the maker with its inputs; shown: names of jobs in the tree, extended.
+def _add(branch: Tree, job: ObservedJob, lines_of: Callable[[ObservedJob], Lines], shown: set[str]) -> None:
+    """Add the lines of a job, and below them those of their jobs; shown: names of jobs in the tree, extended.
 
-    Each maker is shown once: actor and reference of one maker would double the tree with each round of a chain.
+    Each job is shown once: actor and reference of one maker would double the tree with each round of a chain.
     """
-    if not job.status.inputs:
-        branch.add(Text("unknown: no attempt has begun to train, or it was one of an earlier release"))
-    for each in job.status.inputs:
-        maker = by_name.get(each.job or "")
-        below = branch.add(Text(f"{each.name}: {each.uri}{_content(each.digest, each.revision)}{_note(each, maker)}"))
-        if maker and maker.name not in shown:
-            shown.add(maker.name)
-            _add_inputs(below.add(_made(maker)), maker, by_name, shown)
-        elif maker:
-            below.add(Text(f"{maker.name}, as above"))
-
-
-def _add_reader(branch: Tree, job: ObservedJob, jobs: Sequence[ObservedJob], shown: set[str]) -> None:
-    """Add a job, and below the readers of its output; shown: names of jobs in the tree, extended here."""
-    if job.name in shown:
-        branch.add(Text(f"{job.name}, as above"))
-        return
-    shown.add(job.name)
-    below = branch.add(_made(job))
-    for other in jobs:
-        if any(_is_from(each, job) for each in other.status.inputs):
-            _add_reader(below, other, jobs, shown)
+    for line, other in lines_of(job):
+        below = branch.add(Text(line))
+        if other and other.name in shown:
+            below.add(Text(f"{other.name}, as above"))
+        elif other:
+            shown.add(other.name)
+            _add(below.add(_made(other)), other, lines_of, shown)
 
 
 def _is_from(read: ReadInput, job: ObservedJob) -> bool:

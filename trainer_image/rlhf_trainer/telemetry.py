@@ -21,8 +21,6 @@ CONTROLLER = "controller"
 ENDPOINTS = "rollout.endpoints"
 """Pool name of the process that calls external generation servers. The process takes no GPU or CPU worker."""
 
-DIGITS = 4
-"""Digits of a call in a rank's fingerprint."""
 EPISODE, MODEL_CALL, ENVIRONMENT, TOOL = "episode", "model", "environment", "tool"
 """Phases of episodes: a whole one; an answer of the model; a call of the environment; and a call of a tool."""
 EPISODE_PHASES = (EPISODE, MODEL_CALL, ENVIRONMENT, TOOL)
@@ -76,8 +74,8 @@ class StepReport:
     warnings: Sequence[str]
     examples: Sequence[str] = ()
     """Descriptions of up to two responses of the step."""
-    ranks: Mapping[str, Any] = field(default_factory=dict)
-    """Fingerprints of the ranks' measurements, as `fingerprints` returns them."""
+    ranks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Checksums of the ranks' measurements by call (`fingerprints`)."""
     spans: Sequence[Span]
     """Timed activities of every rank and of the controller in the step; the first is the step itself."""
 
@@ -205,25 +203,19 @@ def merge(reports: Iterable[Report]) -> dict[str, float]:
     return {**means, **deviations, **merged.maxima, **merged.sums}
 
 
-def fingerprints(reports: Iterable[Report], repeats: Callable[[str], bool]) -> dict[str, dict[str, Any]]:
-    """Return {pool: {"calls", "ranks"}} of a step's reports, in the order of the calls: a line of ranks.jsonl.
+def fingerprints(reports: Iterable[Report], repeats: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+    """Return, for each call of a step in their order, `pool/rank` -> CRC-32 of the rank's own measurements in it.
 
-    calls: names of the calls. ranks: for each rank DIGITS hexadecimal digits a call, of its own measurements. repeats:
-    whether the value of a name is the same if the step is made again.
+    repeats: whether the value of a name is the same if the step is made again.
     """
-    sums: dict[str, dict[int, dict[str, int]]] = {}
+    found: dict[str, dict[str, int]] = {}
     for report in reports:
         parts = (report.means, report.deviations, report.sums)  # of its own rows: maxima hold for all ranks
         values = {name: value for part in parts for name, value in part.items() if repeats(name)}
         span = next((each for each in report.spans if each.phase not in (CONTROLLER, *EPISODE_PHASES)), None)
         if values and span:
-            call, rank = span.name.partition(":")[0], sums.setdefault(span.pool, {}).setdefault(span.rank, {})
-            rank[call] = crc32(json.dumps(values, sort_keys=True).encode(), rank.get(call, 0))
-    found = {}
-    for pool, ranks in sums.items():
-        calls = list(dict.fromkeys(call for rank in ranks.values() for call in rank))
-        digits = ["".join(f"{ranks[rank].get(call, 0):08x}"[-DIGITS:] for call in calls) for rank in sorted(ranks)]
-        found[pool] = {"calls": calls, "ranks": digits}
+            ranks, rank = found.setdefault(span.name.partition(":")[0], {}), f"{span.pool}/{span.rank}"
+            ranks[rank] = crc32(json.dumps(values, sort_keys=True).encode(), ranks.get(rank, 0))
     return found
 
 

@@ -2,7 +2,6 @@
 
 import fcntl
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Self
 
@@ -71,7 +70,7 @@ def test_only_links_between_machines_count(where: str, speed: float) -> None:
 
 
 def start_at(checkpoint: Checkpoint | None) -> Start:
-    return Start(checkpoint=checkpoint, inputs={}, evidence=EMPTY, hashing=lambda _: nullcontext(lambda _: None))
+    return Start(checkpoint=checkpoint, inputs={}, evidence=EMPTY, begin_hashing=lambda _: lambda _: None)
 
 
 class Uploading:

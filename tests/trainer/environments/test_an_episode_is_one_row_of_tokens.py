@@ -54,9 +54,6 @@ class Immediate:
         assert found or not seconds, "waits for ever"
         return found
 
-    def tool_times(self, number: int) -> list[Any]:  # noqa: ARG002 it has no tools
-        return []
-
     def end(self, number: int) -> str:
         self.ended.append(number)
         return ""

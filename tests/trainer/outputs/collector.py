@@ -45,6 +45,7 @@ class Collector:
         self.spans: list[Got] = []
         self.resource: dict[str, Any] = {}
         self.headers: dict[str, str] = {}
+        self.status = 200
         taker = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,7 +55,7 @@ class Collector:
                 taker.headers = {name.lower(): value for name, value in self.headers.items()}
                 taker.take(ExportTraceServiceRequest.FromString(body))
                 answer = ExportTraceServiceResponse().SerializeToString()
-                self.send_response(200)
+                self.send_response(taker.status)
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()

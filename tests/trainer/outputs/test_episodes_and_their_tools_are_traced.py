@@ -15,7 +15,6 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from rlhf_trainer.data.turns import TurnEncoder
-from rlhf_trainer.environments.environments import tool_times_in
 from rlhf_trainer.environments.of_job import environments_of
 from rlhf_trainer.outputs import spans as otel
 from rlhf_trainer.outputs.display import Display
@@ -25,7 +24,6 @@ from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.telemetry import EPISODE_PHASES, StepReport, recorder
 from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play
-from tests.each import each_case
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.agents.stage import TEMPLATE
 from tests.trainer.environments.scripted import END, ScriptedEngine
@@ -149,6 +147,13 @@ def test_a_collector_that_is_away_is_told_once(tmp_path: Path, monkeypatch: pyte
     assert "12 of 12 spans were not sent" in lines[1]
 
 
+def test_a_redirection_is_a_failure(collector: Collector, tmp_path: Path) -> None:
+    collector.status = 302
+    shown = run(tmp_path, collector.url, step_report(1))
+    assert "does not take spans; training goes on" in shown
+    assert "4 of 4 spans were not sent" in shown
+
+
 def test_what_waits_is_bounded(collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otel, "MAX_WAITING", 3)
     shown = run(tmp_path, collector.url, step_report(1), step_report(2))
@@ -173,17 +178,3 @@ def test_a_step_of_very_many_episodes_keeps_the_file_small(
     (step,) = (each for each in events if each["name"] == "step 1")
     assert step["args"] == {"step": 1, "left_out": EPISODES * 8 - 4}
     assert len([each for each in collector.spans if each.attributes["rlhf.phase"] in EPISODE_PHASES]) == EPISODES * 8
-
-
-@each_case(
-    ("message", "times"),
-    [
-        ({"tool_times": [["a", 0.0, 1.0], ["b", 1.0, 0.5], ["c", float("nan"), 1.0], [1, 0.0, 1.0], "d"]}, 1),
-        ({"tool_times": [["a", 0.0, 1.0]] * 1000}, 100),
-        ({"tool_times": {"a": 1}}, 0),
-        ({}, 0),
-        ([], 0),
-    ],
-)
-def test_times_that_a_sandbox_makes_up_are_left_out(message: Any, times: int) -> None:
-    assert len(tool_times_in(message)) == times

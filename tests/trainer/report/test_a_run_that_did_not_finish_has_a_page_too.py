@@ -144,11 +144,11 @@ def test_a_missing_file_leaves_a_page_without_it(chain: Chain, file: str) -> Non
     assert "helpful-ppo" in page_of(folder).sections
 
 
-def test_jobs_come_in_the_order_of_their_inputs(tmp_path: Path) -> None:
-    for job in (PPO, SFT, RM):
+def test_jobs_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+    for job, began in ((PPO, "2026-01-01T00:00:03Z"), (SFT, "2026-01-01T00:00:01Z"), (RM, "2026-01-01T00:00:02Z")):
         folder = run_job(tmp_path, job, []).path
         status = json.loads((folder / "status.json").read_text())
-        (folder / "status.json").write_text(json.dumps({**status, "startTime": "2026-01-01T00:00:00Z"}))
+        (folder / "status.json").write_text(json.dumps({**status, "startTime": began}))
     names = [name for name in page_of(tmp_path).sections if name.startswith("helpful")]
     assert names == ["helpful-sft", "helpful-rm", "helpful-ppo"]
 

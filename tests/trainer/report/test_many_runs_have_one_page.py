@@ -104,7 +104,7 @@ def test_a_link_is_not_followed(listed: Page, root: Path) -> None:
 @each_case(
     ("query", "first"),
     [
-        ("text=ppo+succ", ["alpha", "sweep/beta"]),
+        ("text=ppo+succ&order=run", ["alpha", "sweep/beta"]),
         ("text=PPO&order=run", ["alpha", "dead", "failed", "live", "sweep/beta", "torn"]),
         ("text=succ&order=-held+out", ["sweep/beta", "alpha"]),
         ("text=sweep&run=dead&run=nowhere", ["dead", "sweep/beta"]),
@@ -215,7 +215,6 @@ def test_another_host_is_refused(root: Path, host: str) -> None:
 @each_case("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
 def test_only_get_is_served(root: Path, method: str) -> None:
     assert ask_one(root, "/", method=method).status == 405
-    assert ask_one(root, "/nowhere", method=method).status == 405
 
 
 def test_every_answer_has_a_strict_policy(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""`rollouts.html`: what a run learned from, as text, evenly over its steps, and filtered by a script of ours alone."""
+"""`rollouts.html`: what a run learned from, as text, and filtered by a script of ours alone."""
 
 import base64
 import hashlib
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from rlhf_trainer.report.run_record import evenly
 from tests.trainer.report.conftest import PPO, Page, page_of, ppo_record, run_job
 
 NASTY = '</script><script>alert(1)</script><!-- <img src=x onerror=y> & "quoted" 日本語 \u2028 \ud800'
@@ -168,21 +167,15 @@ def test_torn_lines_are_counted_and_bad_numbers_left_out(run: Write) -> None:
     assert "rollouts.jsonl: 2 of 3 lines cannot be read" in report.sections["helpful-ppo"]
 
 
-def test_of_many_rows_the_page_has_some_of_each_step(run: Write) -> None:
-    folder = run(rollout(step, row, response="words " * 1000) for step in range(1, 51) for row in range(40))
+def test_of_many_rows_the_page_has_the_first_of_steps(run: Write) -> None:
+    folder = run(rollout(step, row, response="words " * 1000) for step in range(1, 61) for row in range(50))
     page_of(folder)
     page, rows = rollouts_page(folder)
-    assert set(Counter(row["step"] for row in rows).values()) == {20}
-    assert [row["row"] for row in rows[:20]] == list(range(0, 40, 2))
-    assert "1,000 of 2,000 kept responses of 50 steps, spread evenly over the steps" in page.sections[""]
-    assert (folder / "rollouts.html").stat().st_size < 3_000_000
-
-
-def test_steps_with_few_rows_leave_their_room_to_others() -> None:
-    places = [(step, row) for step, rows in ((1, 100), (2, 2), (3, 100)) for row in range(rows)]
-    assert Counter(step for step, _ in evenly(places, 20)) == {1: 9, 2: 2, 3: 9}
-    assert evenly(places, 1000) == places
-    assert [step for step, _ in evenly([(step, 0) for step in range(100)], 10)] == list(range(0, 100, 10))
+    assert set(Counter(row["step"] for row in rows).values()) == {40}
+    assert {row["step"] for row in rows} == set(range(1, 61, 2))
+    assert [row["row"] for row in rows[:40]] == list(range(40))
+    assert "1,200 of 3,000 kept responses of 60 steps, the first of steps spread over the run" in page.sections[""]
+    assert (folder / "rollouts.html").stat().st_size < 3_600_000
 
 
 ROWS = [

@@ -17,10 +17,10 @@ from typer.testing import CliRunner, Result
 
 from rlhf_trainer.checkpoint import STATE
 from rlhf_trainer.commands.cli import app
+from rlhf_trainer.errors import Paused
 from rlhf_trainer.run import reproduce
 from rlhf_trainer.run.inputs import files_below, hash_file, hashed, sources_of
 from rlhf_trainer.run.resume import from_the_start
-from rlhf_trainer.run.stopping import Stopped
 from rlhf_trainer.run_folder.evidence import RUN, Document, Entry, as_text, parsed
 from rlhf_trainer.run_folder.folder import METRICS, RANKS, JobFolder
 from rlhf_trainer.run_folder.repeated import compare, first_ranks
@@ -49,16 +49,16 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept = JobFolder(folder / "run", job)
     start = from_the_start([job], folder / "run")["sft"]
     kept.begin(None, inputs={}, evidence=start.evidence)
-    with start.hashing(kept) as begin:
-        begin(2)
-        for step in (1, 2):
-            ranks = fingerprints(
-                [measured("actor.update_actor", rank, loss=float(step + rank)) for rank in (0, 1)], repeats
-            )
-            record = {"step": step, "loss/sft": 0.5 * step, "time/step": 0.1}
-            kept.record(record, total_steps=9, stage="SFT", ranks=ranks)
-            saved = kept.checkpoints.complete(kept.checkpoints.begin(step), {STATE: "{}"})
-            kept.record_checkpoint(saved, {"actor/0": f"0000000{step}", "actor/1": "00000009"})
+    end_hashing = start.begin_hashing(kept)
+    for step in (1, 2):
+        ranks = fingerprints(
+            [measured("actor.update_actor", rank, loss=float(step + rank)) for rank in (0, 1)], repeats
+        )
+        record = {"step": step, "loss/sft": 0.5 * step, "time/step": 0.1}
+        kept.record(record, total_steps=9, stage="SFT", ranks=ranks)
+        saved = kept.checkpoints.complete(kept.checkpoints.begin(step), {STATE: "{}"})
+        kept.record_checkpoint(saved, {"actor/0": f"0000000{step}", "actor/1": "00000009"})
+    end_hashing(2)
     return folder
 
 
@@ -112,8 +112,6 @@ def test_a_file_of_the_hubs_cache_is_not_read(tmp_path: Path) -> None:
     (tmp_path / blob.name).write_text("named so by a user")
     assert hash_file(tmp_path / blob.name) == sha256(b"named so by a user").hexdigest()
     assert hash_file(tmp_path / "gone") == ""
-    (tmp_path / "large").write_text("is not read to its end")
-    assert hash_file(tmp_path / "large", lambda: True) == ""
 
 
 def test_own_code_has_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +160,9 @@ def first_difference(first: Path, run: Path) -> str:
 
 def test_the_first_step_field_call_and_rank_are_named(first: Path, run: Path) -> None:
     reports = [measured("actor.update_actor", 0, loss=2.0), measured("actor.update_actor", 1, loss=3.5)]
-    change(run / "sft" / RANKS, pools=fingerprints(reports, repeats))
+    change(run / "sft" / RANKS, calls=fingerprints(reports, repeats))
     change(run / "sft" / METRICS, **{"loss/sft": 1.25})
-    where = ", first in actor.update_actor on rank 1 of pool all"
+    where = ", first in actor.update_actor on rank all/1"
     assert first_difference(first, run) == f"step 2: loss/sft is 1.25, was 1.0{where}"
     (run / "sft" / METRICS).write_text("")
     assert first_difference(first, run).startswith("step 1: step is missing, was 1 (1 more values of this step differ)")
@@ -174,6 +172,10 @@ def test_weights_of_a_rank_are_named(first: Path, run: Path) -> None:
     file = run / "sft" / RUN
     file.write_text(file.read_text().replace('"actor/0": "00000002"', '"actor/0": "0000000f"'))
     assert first_difference(first, run) == "step 2: weights of actor/0 is '0000000f', was '00000002'"
+    document = parsed((run / "sft" / RUN).read_bytes())
+    document["made"] = [each for each in document["made"] if each["step"] != 2]
+    file.write_text(as_text(document))
+    assert first_difference(first, run) == "", "only one of them has a checkpoint of step 2"
 
 
 def test_a_response_is_named_before_what_follows_from_it(first: Path, tmp_path: Path) -> None:
@@ -194,9 +196,9 @@ def test_the_first_call_that_differs_is_the_cause() -> None:
         idle = Report(sums={"tokens": reward}, spans=[Span(CONTROLLER, "wait", 0, 0.0, 1.0)])
         return fingerprints([*begun, *scored, *updated, idle], repeats)
 
-    assert first_ranks(of(1.0), of(2.0)) == ", first in reward.compute_reward on rank 1 of pool all"
+    assert first_ranks(of(1.0), of(2.0)) == ", first in reward.compute_reward on rank all/1"
     assert first_ranks(of(1.0), of(1.0)) == ""
-    assert of(1.0)["all"]["calls"] == ["actor.generate_sequences", "reward.compute_reward", "actor.update_actor"]
+    assert [*of(1.0)] == ["actor.generate_sequences", "reward.compute_reward", "actor.update_actor"]
 
 
 @pytest.fixture
@@ -204,9 +206,9 @@ def perfect(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands in for the run of the steps: what the first time left."""
 
     def again(_text: str, *, output: Path, starts: dict[str, Any], **_: object) -> None:
-        assert starts["sft"].repetition.saved == {1, 2}
+        assert starts["sft"].last_step == 2
         shutil.copytree(run / "sft", output / "sft")
-        raise Stopped(None)
+        raise Paused("all steps to repeat are made")
 
     monkeypatch.setattr(reproduce, "run_file", again)
 

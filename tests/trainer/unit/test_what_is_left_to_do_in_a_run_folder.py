@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Self
 
@@ -82,7 +81,7 @@ def test_a_job_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
 
 
 def start_at(checkpoint: Checkpoint | None) -> Start:
-    return Start(checkpoint=checkpoint, inputs={}, evidence=EMPTY, hashing=lambda _: nullcontext(lambda _: None))
+    return Start(checkpoint=checkpoint, inputs={}, evidence=EMPTY, begin_hashing=lambda _: lambda _: None)
 
 
 class Damaged:

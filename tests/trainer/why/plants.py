@@ -172,7 +172,7 @@ def keep(run: Run, plant: str, seeds: Sequence[int], records: Path = RECORDS) ->
         job = run[f"{plant}-{seed}"]
         kept = Counter[int]()
         rows = []
-        for row in job.rollouts.first_rows:
+        for row in job.rollouts.rows:
             kept[row["step"]] += 1
             if kept[row["step"]] <= ROWS_OF_A_STEP:
                 rows.append({name: _short(row[name]) for name in ROW_FIELDS if name in row})

@@ -62,7 +62,7 @@ class Noted(Mapping[str, float]):
 
 
 def test_the_table_names_every_metric_that_a_rule_reads() -> None:
-    """The watch keeps these metrics alone."""
+    """Those are the signals that an answer compares."""
     names = set[str]()
     for plant in PLANTS:
         seen = read(plant)[TUNING[0]]

@@ -18,8 +18,9 @@ from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import Problem, SpecError
 from rlhf_planning.command_line import Follow, Once, Program, print_errors
 from rlhf_planning.lengths import METAVAR
-from rlhf_trainer.commands import reproduce_command, serve_command, size_command, ui_command, why_command
+from rlhf_trainer.commands import run_commands, size_command
 from rlhf_trainer.commands.ending import ending
+from rlhf_trainer.commands.run_commands import RunDir
 from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.run.stopping import Stopped, heeded
 from rlhf_trainer.run_folder.attempt import write_exit
@@ -36,7 +37,6 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or
 Finished = Annotated[
     Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default: runs/<file name>.")
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder: the --output of `rlhf run`.")]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Set a field of all jobs or, with NAME, of one job."),
@@ -206,7 +206,7 @@ def plan(
     print_unused_sets(() if graph else sets or (), answers(plans), lambda kept: answers(plans_with(kept)))
 
 
-for each in (size_command, serve_command, reproduce_command, ui_command, why_command):
+for each in (size_command, run_commands):
     each.declare(program)
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +30,6 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Version = tuple[tuple[str, *runs.FileVersion], ...]
-"""Path and `runs.FileVersion` of each file that a page may show."""
 
 
 def serve_runs(folder: Path, port: int) -> None:
@@ -54,8 +52,8 @@ def application(folder: Path) -> web.Application:
     pages, app = Pages(folder), web.Application(middlewares=[guard])
     routes = {
         "/": pages.listing,
-        "/compare.html": pages.comparison,
-        "/runs/{run:(?s:.+)}/{kind:report|rollouts}.html": pages.run,
+        "/compare.html": pages.page,
+        "/runs/{run:(?s:.+)}/{kind:report|rollouts}.html": pages.page,
     }
     app.add_routes([web.get(path, handler, allow_head=False) for path, handler in routes.items()])
     return app
@@ -63,12 +61,10 @@ def application(folder: Path) -> web.Application:
 
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse other hosts and methods, add HEADERS, and answer a trainer's error, or an unreadable file, by its text."""
+    """Refuse other hosts, add HEADERS, and answer a trainer's error, or an unreadable file, by its text."""
     try:
         if request.host.partition(":")[0] not in HOST_NAMES:
             raise web.HTTPForbidden(text=f"this server is http://{HOST} only")
-        if request.method != "GET":
-            raise web.HTTPMethodNotAllowed(request.method, ["GET"], text="only GET is served: nothing is changed here")
         response = await handler(request)
     except web.HTTPException as error:
         response = web.Response(text=error.text, status=error.status)
@@ -89,58 +85,55 @@ class Pages:
         """Answer with the list; query: text, order, every, and the chosen runs."""
         self._rows = await asyncio.to_thread(runs.list_runs, self._root)
         text, order, every = (request.query.get(name, "") for name in ("text", "order", "every"))
-        chosen = list(dict.fromkeys(request.query.getall("run", [])))
-        return _answer(request, runs.render(self._rows, self._root, text, order, chosen, every))
+        html = runs.render(self._rows, self._root, text, order, _chosen(request), every)
+        return _answer(request, html, lambda: html)
 
-    async def run(self, request: web.Request) -> web.Response:
-        """Answer with a run's report, or with its rollouts."""
-        return await self._page(request, request.match_info["kind"], [request.match_info["run"]])
-
-    async def comparison(self, request: web.Request) -> web.Response:
-        """Answer with a comparison of the chosen runs."""
-        names = list(dict.fromkeys(request.query.getall("run", [])))
-        if not 2 <= len(names) <= compare.MAX_RUNS:
+    async def page(self, request: web.Request) -> web.Response:
+        """Answer with a run's report or its rollouts, or with a comparison of the chosen runs."""
+        names = [found] if (found := request.match_info.get("run")) else _chosen(request)
+        if not found and not 2 <= len(names) <= compare.MAX_RUNS:
             how = f"choose 2 to {compare.MAX_RUNS} runs, not {len(names)}: go back, and mark them at the left"
             raise web.HTTPBadRequest(text=how)
-        return await self._page(request, "compare", names)
-
-    async def _page(self, request: web.Request, kind: str, names: Sequence[str]) -> web.Response:
         if not self._rows.keys() >= set(names):
             self._rows = await asyncio.to_thread(runs.list_runs, self._root)
         if missing := [name for name in names if name not in self._rows]:  # a path of a request is never opened
             raise web.HTTPNotFound(text=f"there is no run {missing[0]} below {self._root}")
-        rows = tuple((name, self._rows[name].path) for name in names)
+        rows = {name: self._rows[name].path for name in names}
+        draw = partial(_rendered, request.match_info.get("kind"), rows)
         async with self._drawing:
-            found = await asyncio.to_thread(version, [path for _, path in rows])
-            return _answer(request, await asyncio.to_thread(_rendered, kind, rows, found))
+            return await asyncio.to_thread(lambda: _answer(request, version([*rows.values()]), draw))
 
 
-@lru_cache(maxsize=16)
-def _rendered(kind: str, rows: Sequence[tuple[str, Path]], _version: Version) -> str:
-    found = [read_run(path) for _, path in rows]
-    if kind == "compare":
-        return compare.render([name for name, _ in rows], found, live=True)
+def _chosen(request: web.Request) -> list[str]:
+    return list(dict.fromkeys(request.query.getall("run", [])))
+
+
+def _rendered(kind: str | None, rows: Mapping[str, Path]) -> str:
+    """Return the page of a kind about run folders, by their names; None: the comparison."""
+    found = [read_run(path) for path in rows.values()]
+    if kind is None:
+        return compare.render([*rows], found, live=True)
     if kind == "report":
         return page.render(found[0], live=True)
     kept = {job.name: job.rollouts for job in found[0].jobs if job.rollouts.rows}
     return page.render_rollouts(found[0].name, kept, live=True)
 
 
-def version(folders: Sequence[Path]) -> Version:
-    """Return the version of all files of run folders and their jobs that a page may show; hidden ones are left out.
+def version(folders: Sequence[Path]) -> list[tuple[str, int, int]]:
+    """Return path and version of all files of run folders and their jobs that a page may show, without hidden ones.
 
     Raises EnvironmentProblem for a file that is a link, which might lead out of the folder.
     """
     found = sorted(file for folder in folders for pattern in ("[!.]*", "*/[!.]*") for file in folder.glob(pattern))
     if links := [file for file in found if file.is_symlink() and not file.is_dir()]:
         raise EnvironmentProblem(f"{links[0]}: is a link, which is not followed")
-    return tuple((str(file), *runs.file_version(file)) for file in found if file.is_file())
+    return [(str(file), *runs.version_of(file)) for file in found if file.is_file()]
 
 
-def _answer(request: web.Request, html: str) -> web.Response:
-    """Return the page, or that it is what the client has already (304)."""
-    data = html.encode(errors="replace")
-    headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+def _answer(request: web.Request, content: object, draw: Callable[[], str]) -> web.Response:
+    """Return the page by `draw`, or status 304 if the client has it; content: all on which the page depends."""
+    headers = {"ETag": f'"{hashlib.sha256(repr(content).encode(errors="replace")).hexdigest()}"'}
     if request.headers.get("If-None-Match") == headers["ETag"]:
         return web.Response(status=304, headers=headers)
+    data = draw().encode(errors="replace")
     return web.Response(body=data, content_type="text/html", charset="utf-8", headers=headers)

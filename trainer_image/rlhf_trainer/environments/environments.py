@@ -37,10 +37,6 @@ TAKEN = {"begun": True}
 """Message of the trainer's thread for an episode: a sandbox has taken its request."""
 TAKEN_BY_SANDBOX = object()
 """Marks the news that a sandbox has taken the request; it is no answer."""
-TOOL_TIMES, MAX_TIMES = "tool_times", 100
-"""Name of the message's key, and of the attribute of `Tools`, with the calls of tools; most calls read per answer."""
-ToolTime = tuple[str, float, float]
-"""Name of a tool, and seconds from the start of the step to the call's start and end."""
 OpenSandbox = Callable[[int], tuple[socket.socket, Callable[[], None]]]
 """Function (seed) -> the socket that answers for a new episode in a sandbox, and a function that ends the episode."""
 
@@ -60,8 +56,6 @@ class RunningEpisode:
     pauses: int = 0
     waits: bool = False
     """True until a sandbox has taken its request; its time is paused until then."""
-    tool_times: Sequence[ToolTime] = ()
-    """Calls of tools in the last answer."""
 
 
 class Environments:
@@ -126,7 +120,6 @@ class Environments:
             return  # the episode has failed, and `answers` says so
         episode = self._episodes[number]
         episode.method, episode.until, episode.pauses = method, time.monotonic() + self._seconds, 0
-        episode.tool_times = ()
         if episode.waits:
             self.pause(number)
         with suppress(OSError):  # it has ended, which its socket says when it is read
@@ -165,10 +158,6 @@ class Environments:
             found.append((number, self._lateness()))
             self._drop_request(self._episodes[number])
         return found
-
-    def tool_times(self, number: int) -> Sequence[ToolTime]:
-        """Return the calls of tools in an episode's last answer."""
-        return self._episodes[number].tool_times if number in self._episodes else ()
 
     def end(self, number: int) -> str:
         """End an episode's process and its descendants; returns how the process ended, empty if unknown.
@@ -217,7 +206,7 @@ class Environments:
             self.resume(number)
             return TAKEN_BY_SANDBOX
         self._drop_request(episode)
-        answer, episode.tool_times = answer_in(message, episode.method), tool_times_in(message)
+        answer = answer_in(message, episode.method)
         if episode.method == "step" and not self._has_rewards and isinstance(answer, list) and answer[1]:
             return AnswerFailure(f"step gave as reward {answer[1]}, but tools give none")
         return answer
@@ -243,14 +232,6 @@ def answer_in(message: Any, method: str) -> Any:
         failure = AnswerFailure(f"{method} gave {error}")
     what = failure.what[:MAX_PROBLEM].encode(errors="backslashreplace").decode()  # it is written to logs
     return replace(failure, what=what)
-
-
-def tool_times_in(message: Any) -> list[ToolTime]:
-    """Return the calls of tools in a message, without malformed ones: code that a model wrote may have sent it."""
-    told = message.get(TOOL_TIMES) if isinstance(message, dict) else None
-    given = told[:MAX_TIMES] if isinstance(told, list) else []
-    three = [(each[0], each[1], each[2]) for each in given if isinstance(each, list) and len(each) == 3]
-    return [each for each in three if tuple(map(type, each)) == (str, float, float) and 0 <= each[1] <= each[2]]
 
 
 def serve(channel: socket.socket, entrypoints: str) -> None:
@@ -332,8 +313,7 @@ class EpisodeServer:
             if inspect.isawaitable(found):
                 self._loop = self._loop or asyncio.new_event_loop()
                 found = self._loop.run_until_complete(found)
-            times = getattr(self._environment, TOOL_TIMES, None) if method == "step" else None
-            return {"answer": ANSWERS[method](found), **({TOOL_TIMES: times} if times else {})}
+            return {"answer": ANSWERS[method](found)}
         except WrongAnswerError as error:
             return {"problem": f"{method} gave {error}{place_of(function)}", "kind": error.kind}
         except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises

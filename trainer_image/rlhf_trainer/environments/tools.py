@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +21,6 @@ class Tools:
 
     def __init__(self, functions: Sequence[str]) -> None:
         self._functions = {each.partition(":")[2]: imported(each) for each in functions}
-        self.tool_times: list[tuple[str, float, float]] = []
-        """Name, start and end (seconds since the step's start) of each tool call of the last step, for traces."""
 
     def schemas(self, _: None) -> list[dict[str, Any]]:
         """Return the JSON schema of each function for chat templates, made from its signature and docstring."""
@@ -42,11 +39,8 @@ class Tools:
 
     async def step(self, response: str) -> tuple[list[dict[str, str]] | None, float, bool]:
         """Run the tool calls in a response; returns (messages with their results, reward 0, True without a call)."""
-        began, self.tool_times, results = time.monotonic(), [], []
-        for call in CALL.findall(response):
-            start = time.monotonic() - began
-            results.append(await self._call(call))
-            self.tool_times.append((results[-1][0] or "no tool", start, time.monotonic() - began))
+        calls = CALL.findall(response)
+        results = [await self._call(call) for call in calls]
         messages = [{"role": "tool", "name": name, "content": text} for name, text in results]
         return messages or None, 0.0, not messages
 

@@ -20,6 +20,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Phase
 from rlhf_api.tables import read_table
 from rlhf_planning.command_line import silence
+from rlhf_planning.comparison import before_and_after
 from rlhf_trainer.telemetry import StepReport
 
 SHOWN = read_table(__package__, "shown_metrics.yaml", dict[str, tuple[str, str]])
@@ -84,16 +85,10 @@ class Display:
         before, after = Column("before", justify="right"), Column("after", justify="right")
         table = Table("job", "measure", before, after, title="Measured")
         for name, values in summary.items():
-            measured = {key: value for key, value in values.items() if isinstance(value, float)}
-            for key, value in measured.items():
-                measure = key.removesuffix("_before")
-                if measure != key:
-                    table.add_row(name, measure, f"{value:.3f}", f"{values[measure + '_after']:.3f}")
-                elif key == "win_rate":
-                    null = f"{values['win_rate_null']:.3f} (itself)"
-                    table.add_row(name, "win rate against before", null, f"{value:.3f}")
-                elif key not in ("steps", "seconds", "seed", "win_rate_null") and not key.endswith("_after"):
-                    table.add_row(name, key, "", f"{value:.3f}")
+            starts, ends = before_and_after(values)
+            for measure, value in ends.items():
+                shown = "win rate against before" if measure == "win_rate" else measure
+                table.add_row(name, shown, f"{starts[measure]:.3f}" if measure in starts else "", f"{value:.3f}")
         if table.row_count:
             self.console.print(table, soft_wrap=True)
 

@@ -23,8 +23,8 @@ VARIABLES = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 """Environment variables for MLflow's client; a value that the user has set takes precedence."""
-METRICS_AT_ONCE, PARAMETERS_AT_ONCE = 1000, 100
-"""Most metrics and most parameters in one request to MLflow."""
+PARAMETERS_AT_ONCE = 100
+"""Most parameters in one request to MLflow."""
 MAX_NAME, MAX_VALUE = 250, 6000
 """Most characters of the name and of the value of an MLflow parameter; longer ones are cut."""
 NOT_IN_A_NAME = re.compile(r"[^-A-Za-z0-9_. :/]")
@@ -79,14 +79,10 @@ class MLflowRuns:
         from mlflow.entities import Metric
 
         now = round(1000 * time.time())
-        metrics = [
-            Metric(NOT_IN_A_NAME.sub("_", name), value, now, int(record["step"]))
-            for record in records
-            for name, value in record.items()
-            if name != "step"
-        ]
-        for first in range(0, len(metrics), METRICS_AT_ONCE):
-            self._client.log_batch(self._run, metrics=metrics[first : first + METRICS_AT_ONCE])
+        for record in records:  # a step has fewer than the 1000 metrics that a request may have
+            named = ((NOT_IN_A_NAME.sub("_", name), value) for name, value in record.items() if name != "step")
+            metrics = [Metric(name, value, now, int(record["step"])) for name, value in named]
+            self._client.log_batch(self._run, metrics=metrics)
 
     def close(self, phase: Phase) -> None:
         self._client.set_terminated(self._run, status=STATUS[phase])

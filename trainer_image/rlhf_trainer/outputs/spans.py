@@ -10,7 +10,6 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from rlhf_api.job import Job
 from rlhf_api.own_code import describe_error
 from rlhf_api.problems import one_line
 from rlhf_api.status import Phase
-from rlhf_trainer.errors import TrainerError
+from rlhf_trainer.outputs.trackers import tell
 from rlhf_trainer.run_folder.attempt import own_attempt
 from rlhf_trainer.run_folder.folder import MAX_REASON, JobFolder
 from rlhf_trainer.telemetry import MODEL_CALL, TOOL, Span, StepReport
@@ -105,10 +104,7 @@ class SpanSender:
         return Resource.create({name: value for name, value in known.items() if value is not None})
 
     def _say(self, message: str) -> None:
-        """Write a line to the terminal, and to events.log if this attempt still owns the folder."""
-        with suppress(OSError, TrainerError):
-            self._folder.event(f"{FIELD}: {message}")
-        self._warn(f"{self._job.name}: {FIELD}: {message}")
+        tell(self._folder, self._warn, f"{self._job.name}: {FIELD}", message)
 
 
 def require_package() -> None:
@@ -118,10 +114,20 @@ def require_package() -> None:
 
 
 def _exporter(endpoint: str) -> Any:
+    import requests
     from opentelemetry.exporter.otlp.proto.http import trace_exporter
 
     logging.getLogger(trace_exporter.__name__).disabled = True  # `_say` tells failures, and only once
-    return trace_exporter.OTLPSpanExporter(endpoint=endpoint)
+    session = None if any("CREDENTIAL_PROVIDER" in name for name in os.environ) else requests.Session()
+    if session:  # else the exporter gets one from OpenTelemetry's credential provider
+        session.hooks["response"].append(_refuse_redirection)
+    return trace_exporter.OTLPSpanExporter(endpoint=endpoint, session=session)
+
+
+def _refuse_redirection(answer: Any, **_: object) -> None:
+    """Raise ValueError for an answer 3xx, which the exporter would count as success."""
+    if 300 <= answer.status_code < 400:
+        raise ValueError(f"the answer is {answer.status_code}")
 
 
 def trace_of(report: StepReport, resource: Any) -> Iterator[Any]:

@@ -149,8 +149,14 @@ class Tracker:
         replace(self._state_file, json.dumps(state) + "\n")
 
     def _say(self, message: str) -> None:
-        """Write a line about the tracker to the terminal, and to events.log if this attempt still owns the folder."""
-        path, _, field = self._service.field.rpartition(": ")
-        with suppress(OSError, TrainerError):
-            self._folder.event(f"{field}: {message}")
-        self._warn(f"{path}: {field}: {message}")
+        tell(self._folder, self._warn, self._service.field, message)
+
+
+def tell(folder: JobFolder, warn: Callable[[str], None], field: str, message: str) -> None:
+    """Write a line about an output to the terminal, and to events.log if this attempt still owns the folder.
+
+    field: job and field of the manifest, as `Service.field`.
+    """
+    with suppress(OSError, TrainerError):
+        folder.event(f"{field.rpartition(': ')[2]}: {message}")
+    warn(f"{field}: {message}")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf_planning.comparison import Row, contents, differences, measures, row_of
+from rlhf_planning.comparison import Row, contents, differences, measures
 from rlhf_planning.numbers import between, duration
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.report import metrics, plots
@@ -43,19 +43,19 @@ def render(names: Sequence[str], runs: Sequence[Run], *, live: bool = False) -> 
         "names": names,
         "jobs": {name: _job(jobs, names) for name, jobs in together.items()},
         "alone": [(name, names[place]) for name, jobs in by_name.items() if len(jobs) == 1 for place in jobs],
-        "environment": differences({place: run.environment for place, run in enumerate(runs)}, len(runs)),
+        "environment": differences([run.environment for run in runs]),
     }
     return rendered("compare.html", variables, live=live)
 
 
 def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
-    count = len(names)
+    columns = [jobs.get(place) for place in range(len(names))]
     return {
         "notes": [f"{names[place]}: {note}" for place, job in jobs.items() for note in job.notes],
         "algorithms": list(dict.fromkeys(job.algorithm for job in jobs.values())),
-        "figures": _figures(jobs, count),
+        "figures": _figures(columns),
         "plots": metrics.panels(jobs),
-        "differences": differences({place: _settings(job) for place, job in jobs.items()}, count),
+        "differences": differences([_settings(job) if job else {} for job in columns]),
     }
 
 
@@ -77,8 +77,8 @@ FIGURES: Mapping[str, Callable[[JobRecord], str]] = {
 """Name of a row above the held-out measures -> function that returns a job's text in it, empty if not known."""
 
 
-def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
-    """Return the rows with status, time and held-out measures of each job; `jobs`: index of a run -> its job."""
-    rows = [row_of(name, {place: text(job) for place, job in jobs.items()}, count) for name, text in FIGURES.items()]
-    found = {place: {k: v for k, v in job.summary.items() if k not in NO_FIGURES} for place, job in jobs.items()}
-    return rows + measures(found, count)
+def _figures(jobs: Sequence[JobRecord | None]) -> list[Row]:
+    """Return the rows with status, time and held-out measures of each job; None: a run without the job."""
+    rows = [Row(name, [text(job) if job else "" for job in jobs]) for name, text in FIGURES.items()]
+    summaries = [job.summary if job else {} for job in jobs]
+    return rows + measures([{k: v for k, v in each.items() if k not in NO_FIGURES} for each in summaries])

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from rlhf_planning.comparison import before_and_after
 from rlhf_planning.numbers import number, shortened, signed
 from rlhf_trainer.report import plots
 from rlhf_trainer.report.run_record import JobRecord
@@ -18,7 +19,6 @@ WHEN = ("before", "after")
 CONFIDENCE = 1.96
 """Number of standard errors on each side of a mean that make its 95 % confidence interval."""
 TIE = 0.5
-NO_METRICS = ("steps", "seconds", "seed", "best_step")
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,12 @@ class SampleTable:
 def measures(job: JobRecord) -> list[MetricRow]:
     """Return the page's table rows for a job's held-out metrics, which summary.json holds."""
     found = []
-    values = {name: value for name, value in job.summary.items() if isinstance(value, int | float)}
-    for name, value in values.items():
-        if name in NO_METRICS or name == "win_rate_null" or name.endswith("_after"):
-            continue
-        stem = name.removesuffix("_before")
-        if stem != name and f"{stem}_after" in values:
-            found.append(_paired(job, stem, value, values[f"{stem}_after"]))
-        elif name == "win_rate":
-            found.append(_win_rate(job, value, values.get("win_rate_null")))
+    before, after = before_and_after(job.summary)
+    for name, value in after.items():
+        if name == "win_rate":
+            found.append(_win_rate(job, value, before.get(name)))
+        elif name in before:
+            found.append(_paired(job, name, before[name], value))
         else:
             found.append(MetricRow(job.name, name, "", number(value), "", None, "measured once, after training"))
     return found

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -13,7 +12,7 @@ from rlhf_mapper.mapping import PHASES
 from rlhf_planning.numbers import size_text
 from rlhf_planning.step_graph import Graph
 from rlhf_planning.timeline import Timeline, marks_of, seconds_text
-from rlhf_trainer.report.bars import LETTER, PLAIN, STYLES, WHITE, Bar, draw_bars, svg_of
+from rlhf_trainer.report.bars import PLAIN, STYLES, WHITE, Bar, draw_bars, svg_of
 
 INCH = 72
 STYLE, PHASE_COLOURS = PLAIN | STYLES["plan"], STYLES["phases"]
@@ -60,11 +59,11 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
     plots[-1].set_xticks(*zip(*marks_of(timeline.seconds, most=MAX_MARKS), strict=True), fontsize="small")
     keys = _keys_of(timeline, pools)
     figure.legend(handles=keys, loc="outside lower left", ncols=5, frameon=False, fontsize="small", handlelength=1.2)
-    said = f"predicted: a step of {seconds_text(timeline.seconds)}{timeline.ahead}"
-    plots[0].set_title(said, loc="left", color=FAINT, fontsize="medium", pad=LINE * len(timeline.stages))
+    stages = (f"{stage} {seconds_text(end - start)}" for stage, (start, end) in timeline.stages.items())
+    said = f"predicted: a step of {seconds_text(timeline.seconds)}{timeline.ahead}: {', '.join(stages)}"
+    plots[0].set_title(said, loc="left", color=FAINT, fontsize="medium")
     figure.draw_without_rendering()
     width = plots[0].get_window_extent().width * INCH / figure.dpi
-    _name_stages(plots[0], timeline, width)
     hovers: dict[str, str] = {}
     for axes, (pool, models) in zip(plots, pools.items(), strict=True):
         for row, model in enumerate(models):
@@ -84,20 +83,6 @@ def _keys_of(timeline: Timeline, pools: Iterable[str]) -> list[Patch]:
     if any(timeline.idle(pool) for pool in pools):
         keys.append(Patch(facecolor=WHITE, edgecolor=RULE, hatch="///", linewidth=0, label="the pool waits"))
     return keys
-
-
-def _name_stages(axes: Axes, timeline: Timeline, width: float) -> None:
-    """Write each stage's name and time above the stage's begin, on the lowest line where texts do not overlap."""
-    ends: list[float] = []
-    for stage, (start, end) in timeline.stages.items():
-        text = f"{stage} {seconds_text(end - start)}"
-        left, long = width * start / timeline.seconds, len(text) * LETTER + 12
-        left = min(left, width - long)
-        line = next((line for line, taken in enumerate(ends) if taken <= left), len(ends))
-        ends[line : line + 1] = [left + long]
-        place: dict[str, Any] = {"xycoords": "axes points", "color": FAINT, "fontsize": "small", "in_layout": False}
-        height = axes.get_window_extent().height * INCH / axes.figure.dpi
-        axes.annotate(text, (left + 4, height + 4 + LINE * line), **place)
 
 
 def _cut(text: str, letters: int) -> str:

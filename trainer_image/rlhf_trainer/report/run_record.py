@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -17,6 +16,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Status
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import from_json
+from rlhf_trainer.run_folder.commands import job_files
 from rlhf_trainer.run_folder.evidence import ATTEMPT, EMPTY, RUN, parsed
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS, parse_row
 from rlhf_trainer.why.seen import Seen
@@ -26,26 +26,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STEP_WARNING = re.compile(r"\S+ step (?P<step>\d+): (?P<message>.*)")
-INPUT = "job://"
 Place = tuple[int, int]
 """(step, row in the step's batch) of a response in rollouts.jsonl."""
-MAX_ROWS = 1000
-MAX_STEPS, ROWS_OF_A_STEP = 100, 40
-"""Steps, and rows of each, that `why` reads."""
+MAX_STEPS, ROWS_OF_A_STEP = 50, 40
+"""Steps, and rows of each, that are read of the kept responses."""
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Responses in a job's rollouts.jsonl: the rows that the page shows, and counts of all rows and steps."""
+    """Responses in a job's rollouts.jsonl: the rows that page and `why` read, and counts of all rows and steps."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """Responses that the page shows, in the order of step and row."""
+    """`first_rows`, in the order of step and row, so that responses to a prompt are together."""
     kept: int = 0
     steps: int = 0
     damaged: int = 0
     """Number of lines of rollouts.jsonl that cannot be read."""
-    first_rows: list[dict[str, Any]] = field(default_factory=list)
-    """The first rows of some steps, for `why`: side by side, so that responses to a prompt are together."""
 
 
 class Event(NamedTuple):
@@ -89,7 +85,7 @@ class JobRecord:
 
     def seen(self, last: int | None = None) -> Seen:
         """Return what `why` sees of the job, up to the step `last` if it is given."""
-        records, rows = self.records, self.rollouts.first_rows
+        records, rows = self.records, self.rollouts.rows
         if last is not None:
             records, rows = ([each for each in given if each["step"] <= last] for given in (records, rows))
         return Seen(self.spec, records, rows)
@@ -105,13 +101,6 @@ class JobRecord:
     @property
     def algorithm(self) -> str:
         return str(self.section("algorithm").get("name", "unknown algorithm"))
-
-    @property
-    def inputs(self) -> list[str]:
-        """Return the names of the jobs whose output this job reads."""
-        models = self.section("models").values()
-        uris = [str(model.get("uri")) for model in models if isinstance(model, dict)]
-        return sorted({uri.removeprefix(INPUT) for uri in uris if uri.startswith(INPUT)})
 
     @property
     def warnings(self) -> dict[str, list[int]]:
@@ -130,7 +119,7 @@ class Run:
 
     name: str
     jobs: list[JobRecord]
-    """Jobs in the order of the chain: each job after its inputs."""
+    """Jobs in the order in which they began."""
     environment: Mapping[str, Any]
     """Facts on the machine and the packages of the attempt that began last."""
 
@@ -143,7 +132,7 @@ def read_run(folder: Path) -> Run:
     """Read a run folder for the report. ConfigError if `folder` is no run folder."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: is no run folder: there is no such folder")
-    paths = sorted(path.parent for path in folder.glob("*/job.yaml"))
+    paths = [file.parent for file in job_files(folder)]
     if not paths:
         raise ConfigError(f"{folder}: is no run folder: it holds no <job>/job.yaml, which `rlhf run` writes first")
     notes: list[str] = []
@@ -151,19 +140,10 @@ def read_run(folder: Path) -> Run:
     summaries = {name: measured for name, measured in summary.items() if isinstance(measured, dict)}
     ran_on = [attempt for path in paths for attempt in _read(path / RUN, parsed, EMPTY, notes)["attempts"][-1:]]
     jobs = [_job(path, summaries.get(path.name, {}), notes) for path in paths]
+    jobs.sort(key=lambda job: job.status.start_time or "")
     last = max(ran_on, key=lambda attempt: str(attempt.get("began")), default={})
     environment = {name: value for name, value in last.items() if name not in ATTEMPT}
-    return Run(folder.resolve().name, _in_chain_order(jobs), environment)
-
-
-def _in_chain_order(jobs: Sequence[JobRecord]) -> list[JobRecord]:
-    """Return the jobs, each after its inputs unless these are a cycle, and otherwise ordered by start time."""
-    by_name = {job.name: job for job in sorted(jobs, key=lambda job: job.status.start_time or "")}
-    graph = {name: [other for other in job.inputs if other in by_name] for name, job in by_name.items()}
-    try:
-        return [by_name[name] for name in TopologicalSorter(graph).static_order()]
-    except CycleError:  # a job.yaml that was written by hand
-        return [*by_name.values()]
+    return Run(folder.resolve().name, jobs, environment)
 
 
 @contextmanager
@@ -263,7 +243,7 @@ def _text(path: Path) -> str:
 
 
 def read_rollouts(file: Path) -> Rollouts:
-    """Read at most MAX_ROWS responses of a rollouts.jsonl, which may exceed the memory; none if there is no file."""
+    """Read the `first_rows` of a rollouts.jsonl, which may exceed the memory; none if there is no file."""
     if not file.is_file():
         return Rollouts()
     starts: dict[Place, int] = {}
@@ -280,36 +260,19 @@ def read_rollouts(file: Path) -> Rollouts:
             lines.seek(starts[place])
             return parse_row(lines.readline())
 
-        rows, first = [*map(row_at, evenly(starts, MAX_ROWS))], [*map(row_at, first_rows(starts))]
-    return Rollouts(rows, len(starts), len({step for step, _ in starts}), damaged, first)
-
-
-def evenly(places: Collection[Place], most: int) -> list[Place]:
-    """Return at most `most` of the places (step, row): about equally many of each step, spread over its rows."""
-    by_step: dict[int, list[Place]] = defaultdict(list)
-    for place in sorted(places):
-        by_step[place[0]].append(place)
-    steps = sorted(_spread(list(by_step.values()), most), key=len)
-    chosen: list[Place] = []
-    for done, rows in enumerate(steps):
-        chosen += _spread(rows, (most - len(chosen)) // (len(steps) - done))
-    return sorted(chosen)
+        rows = [*map(row_at, first_rows(starts))]
+    return Rollouts(rows, len(starts), len({step for step, _ in starts}), damaged)
 
 
 def first_rows(places: Collection[Place]) -> list[Place]:
     """Return the first ROWS_OF_A_STEP places (step, row) of at most MAX_STEPS steps, spread over all steps."""
-    steps = set(_spread(sorted({step for step, _ in places}), MAX_STEPS))
-    chosen, counts = [], Counter[int]()
+    steps = sorted({step for step, _ in places})
+    shown, counts, chosen = {*steps[:: -(-len(steps) // MAX_STEPS) or 1]}, Counter[int](), []
     for step, row in sorted(places):
         counts[step] += 1
-        if step in steps and counts[step] <= ROWS_OF_A_STEP:
+        if step in shown and counts[step] <= ROWS_OF_A_STEP:
             chosen.append((step, row))
     return chosen
-
-
-def _spread(items: Sequence[T], most: int) -> list[T]:
-    count = min(len(items), most)
-    return [items[index * len(items) // count] for index in range(count)]
 
 
 def events(text: str) -> list[Event]:

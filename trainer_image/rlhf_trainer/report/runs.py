@@ -4,26 +4,23 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from rlhf_api.status import Progress, Status
+from rlhf_planning.comparison import before_and_after
 from rlhf_planning.job_table import leading
 from rlhf_planning.numbers import between
-from rlhf_trainer.report.held_out import NO_METRICS
 from rlhf_trainer.report.page import rendered
 from rlhf_trainer.run_folder.attempt import STATUS, read_object
 from rlhf_trainer.run_folder.commands import readable_status, shown_phase
 from rlhf_trainer.run_folder.folder import JOB_FILE, SUMMARY
 
-MAX_FILES, MAX_ROWS = 1 << 15, 300
-"""Most small files whose content is kept until they change; most rows of a page beside the chosen ones."""
+MAX_ROWS = 300
+"""Most rows of a page beside the chosen ones."""
 Measure = tuple[str, float]
 """Name of a measure, and its value."""
-FileVersion = tuple[int, int]
-"""(time of the last change in ns, size in bytes): another tuple means other content."""
 
 
 @dataclass(frozen=True)
@@ -123,36 +120,33 @@ def in_order(rows: Sequence[RunRow], order: str) -> list[RunRow]:
 
 def _row(name: str, path: Path, folders: Sequence[Path]) -> RunRow:
     """Return the row of a run folder by its job folders."""
-    written = {folder: file_version(folder / STATUS) for folder in folders}
-    statuses = {folder: _status(folder, moment) for folder, moment in written.items()}
     has_page = any((folder / JOB_FILE).is_file() for folder in folders)
-    notes = [f"{folder.name}/{STATUS} cannot be read" for folder, status in statuses.items() if not status]
-    notes += [] if has_page else [f"no <job>/{JOB_FILE} yet, which `rlhf run` writes before a job's first step"]
+    notes = [] if has_page else [f"no <job>/{JOB_FILE} yet, which `rlhf run` writes before a job's first step"]
     if not folders:
         return RunRow(name, path, notes[0])
-    known = [each for each in statuses.values() if each]
-    starts = {folder: (each.start_time or "~") if (each := statuses[folder]) else "" for folder in folders}
-    begun = sorted(folders, key=lambda folder: (starts[folder], written[folder]))
-    folder = next((each for each in begun if not (one := statuses[each]) or one.phase != "Succeeded"), begun[-1])
-    status = statuses[folder] or Status()
+    begun = {each: readable_status(each) for each in sorted(folders, key=lambda each: version_of(each / STATUS))}
+    notes[:0] = [f"{each.name}/{STATUS} cannot be read" for each, status in begun.items() if not status]
+    unfinished = (each for each, status in begun.items() if not status or status.phase != "Succeeded")
+    folder = next(unfinished, [*begun][-1])
+    status, known = begun[folder] or Status(), [each for each in begun.values() if each]
     took = [seconds for each in known if (seconds := between(each.start_time, each.completion_time)) is not None]
     return RunRow(
         name,
         path,
         "; ".join(notes),
-        phase=shown_phase(path, statuses[folder]),
+        phase=shown_phase(path, begun[folder]),
         job=folder.name,
         progress=status.progress,
         measure=leading(status.metrics),
-        held_out=_held_out(path, folder.name, file_version(path / SUMMARY)),
+        held_out=_held_out(path, folder.name),
         started=min((each.start_time for each in known if each.start_time), default=""),
         seconds=sum(took) if took else None,
         has_page=has_page,
     )
 
 
-def file_version(file: Path) -> FileVersion:
-    """Return the version of a file; zeros if it is missing."""
+def version_of(file: Path) -> tuple[int, int]:
+    """Return (time of the last change in ns, bytes): another tuple means other content; zeros if it is missing."""
     try:
         found = file.stat()
     except OSError:
@@ -160,16 +154,7 @@ def file_version(file: Path) -> FileVersion:
     return found.st_mtime_ns, found.st_size
 
 
-@lru_cache(maxsize=MAX_FILES)
-def _status(folder: Path, _version: FileVersion) -> Status | None:
-    return readable_status(folder)
-
-
-@lru_cache(maxsize=MAX_FILES)
-def _held_out(run: Path, job: str, _version: FileVersion) -> Measure | None:
+def _held_out(run: Path, job: str) -> Measure | None:
     summary = read_object(run / SUMMARY).get(job)
-    items = summary.items() if isinstance(summary, dict) else ()
-    numbers = [(name, float(value)) for name, value in items if isinstance(value, int | float)]
-    values = {name: value for name, value in numbers if math.isfinite(value) and name not in NO_METRICS}
-    name = next((each for each in values if each.endswith("_after")), next(iter(values), None))
-    return (name.removesuffix("_after"), values[name]) if name else None
+    _, after = before_and_after(summary if isinstance(summary, dict) else {})
+    return next(((name, value) for name, value in after.items() if math.isfinite(value)), None)

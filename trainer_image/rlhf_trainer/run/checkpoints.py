@@ -13,7 +13,7 @@ from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.job_run import Checkpoints, State
 from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.step_models import Handle
-from rlhf_trainer.run.stopping import Stopped, StopSignals
+from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.upload_pace import SHARE
 from rlhf_trainer.workers.data import DataShape
@@ -39,7 +39,7 @@ class KeptCheckpoints(Checkpoints):
         """
         self._name, self._settings, self._folder = job.name, job.spec.checkpoint, folder
         self._store, self._data, self._stop, self._resumed = folder.checkpoints, data, stop, start.checkpoint
-        self._repetition = start.repetition
+        self._last_step = start.last_step
         self._roles, self._trained = trained, [models[role] for role in trained]
         self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
         self._under_way: tuple[str, State] | None = None
@@ -80,7 +80,7 @@ class KeptCheckpoints(Checkpoints):
         except NumericsError as error:
             then = "a run goes on from the checkpoint before it, or from the start"
             try:
-                if not self._repetition:
+                if self._last_step is None:  # else the checkpoint is another run's
                     self._resumed.condemn(str(error))
             except EnvironmentProblem as refused:
                 then = f"nor could that be noted there ({refused}): delete it"
@@ -88,11 +88,6 @@ class KeptCheckpoints(Checkpoints):
         return state
 
     def end_step(self, step: int, state: Callable[[], State]) -> None:
-        if self._repetition:
-            self._finish()
-            if step in self._repetition.saved:
-                self._begin(step, state, copies=False)
-            return
         every = self._settings.every_steps
         is_old = time.monotonic() - self._begun_at > 60 * self._settings.every_minutes
         is_due = is_old or (every is not None and step % every == 0)
@@ -103,11 +98,8 @@ class KeptCheckpoints(Checkpoints):
     def after_record(
         self, step: int, state: Callable[[], State], *, is_last: bool, measured: Mapping[str, float] | None = None
     ) -> None:
-        if self._repetition:
-            if self._stop.requested or step == self._repetition.last_step:
-                self._finish()
-                raise Stopped(self._stop.requested)
-            return
+        if step == self._last_step:
+            self._stop.ask_to_pause(f"{self._name}: all steps to repeat are made")
         is_asked, is_best = self._folder.save_request.exists(), self._becomes_best(step, measured or {})
         if not (is_asked or is_last or is_best or self._stop.requested or self._stop.pause):
             return

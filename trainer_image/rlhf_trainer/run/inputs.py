@@ -8,13 +8,12 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
-from threading import Event, Thread, get_native_id
+from threading import Thread, get_native_id
 
 from rlhf_api.chain import SCHEME, read_inputs
 from rlhf_api.checks.resume import leaves
@@ -30,10 +29,8 @@ from rlhf_trainer.run_folder.folder import JobFolder, writing
 
 TEXT_FILES = (".jinja", ".json", ".model", ".py", ".txt")
 """Endings of the files in a model's folder from which tokens, templates, end tokens and the model's code are read."""
-CHUNK = 2**24
-WAIT_SECONDS = 60.0
-"""Most seconds for which the end of a job waits for hashes."""
 NICE = 10
+"""Priority of the thread that hashes: below that of training."""
 BLOBS, HASH = "blobs", re.compile("[0-9a-f]{64}")
 """Folder of the hub's cache with files, and the names of the large ones, which are their SHA-256."""
 Source = tuple[Entry, dict[str, Path]]
@@ -109,12 +106,12 @@ def editable_inputs(job: Job, output: Path) -> list[Entry]:
     return found
 
 
-def hashed(source: Source, is_over: Callable[[], bool] = lambda: False) -> Entry:
-    """Return the entry of a source with its hashes, and the commit of own code; for `is_over` see `hash_file`."""
+def hashed(source: Source) -> Entry:
+    """Return the entry of a source with its hashes, and the commit of own code."""
     entry, files = source
     if entry["kind"] == "code" and files and (commit := _commit([*files.values()])):
         entry["revision"] = commit
-    return with_files(entry, {name: hash_file(file, is_over) for name, file in files.items()})
+    return with_files(entry, {name: hash_file(file) for name, file in files.items()})
 
 
 def _commit(files: Sequence[Path]) -> str:
@@ -130,51 +127,36 @@ def _commit(files: Sequence[Path]) -> str:
     return commit.strip() + "-dirty" * bool(changes)
 
 
-def hash_file(file: Path, is_over: Callable[[], bool] = lambda: False) -> str:
-    """Return the SHA-256 of a file; empty if the file cannot be read, or `is_over` returns True meanwhile."""
+def hash_file(file: Path) -> str:
+    """Return the SHA-256 of a file; empty if the file cannot be read."""
     if (place := file.resolve()).parent.name == BLOBS and HASH.fullmatch(place.name):
         return place.name
-    found = sha256()
     with suppress(OSError), file.open("rb") as opened:
-        while not is_over() and (part := opened.read(CHUNK)):
-            found.update(part)
-        return "" if is_over() else found.hexdigest()
+        return file_digest(opened, "sha256").hexdigest()
     return ""
 
 
-@contextmanager
-def hashing(sources: Callable[[], Iterable[Source]], folder: JobFolder) -> Iterator[Callable[[int], None]]:
-    """Add hashes to run.json: by a thread those of `sources`, and at the end of the block those of what the job made.
+def begin_hashing(job: Job, folder: JobFolder) -> Callable[[int], None]:
+    """Start a thread that adds the hashes of a job's inputs to run.json, and return a function of the job's last step.
 
-    Yields the function that starts the thread, which has the job's number of steps as its argument. The end of the
-    block waits for at most WAIT_SECONDS, and not if the block raises; events.log then says what has no hash.
+    The function waits for the thread, adds the hashes of the output, and tells events.log of entries without a hash.
     """
-    ended, steps, run_file = Event(), list[int](), folder.run_file
 
     def work() -> None:
         with suppress(OSError):  # the machine may forbid it
             os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
         with suppress(EnvironmentProblem, OSError):  # the run itself meets it, too
-            run_file.change(read=[hashed(source, ended.is_set) for source in sources()])
+            folder.add_evidence(read=map(hashed, sources_of(job, folder.path.parent)))
 
-    def begin(total_steps: int) -> None:
-        steps.append(total_steps)
-        thread.start()
+    def end(step: int) -> None:
+        thread.join()
+        kind: Kind = "data" if folder.made.name == "data" else "model"
+        made = Entry(name=folder.made.name, kind=kind, uri=folder.made.resolve().as_uri(), step=step)
+        with writing(folder.path):
+            document = folder.add_evidence(made=hashed((made, files_below(folder.made, kind))))
+        if without := [each["name"] for each in (*document["read"], *document["made"]) if "sha256" not in each]:
+            folder.event(f"{RUN} lacks hashes of files of {', '.join(without)}, which are not on this machine")
 
     thread = Thread(target=work, daemon=True)
-    try:
-        yield begin
-        until = time.monotonic() + WAIT_SECONDS
-        thread.join(WAIT_SECONDS)
-    finally:
-        ended.set()
-        if steps:
-            thread.join()
-    kind: Kind = "data" if folder.made.name == "data" else "model"
-    made = Entry(name=folder.made.name, kind=kind, uri=folder.made.resolve().as_uri(), step=steps[0])
-    with writing(folder.path):
-        source = made, files_below(folder.made, kind)
-        document = run_file.change(made=hashed(source, lambda: time.monotonic() > until))
-    if without := [each["name"] for each in (*document["read"], *document["made"]) if "sha256" not in each]:
-        why = f"not on this machine, or not read within {WAIT_SECONDS:.0f} s after the end"
-        folder.event(f"{RUN} lacks hashes of files of {', '.join(without)}: {why}")
+    thread.start()
+    return end

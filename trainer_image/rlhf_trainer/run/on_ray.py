@@ -78,9 +78,8 @@ def run_on_ray(
         runtime = RayRuntime(
             running, mapping, folders, slots=slots, path=folder.path, columns=columns, retokenized=retokenized
         )
-        running_models = runtime.running(is_last=is_last, say=publisher.say, warn=publisher.warn)
-        with start.hashing(folder) as begin_hashing, running_models as shape:
-            begin_hashing(shape.total_steps)
+        with runtime.running(is_last=is_last, say=publisher.say, warn=publisher.warn) as shape:
+            end_hashing = start.begin_hashing(folder)
             seconds = runtime.links.items()
             folder.note(links=tuple(Metric(name=name, value=f"{each:.2g}") for name, each in seconds))
             if runtime.step_deadline.is_derived:
@@ -98,6 +97,7 @@ def run_on_ray(
                 checkpoints=checkpoints,
                 reporter=publisher,
             )
+        end_hashing(shape.total_steps)
         add_to_summary(context.output, job.name, summary)
 
 

@@ -11,7 +11,7 @@ from rlhf_api.spec.watch import react
 from rlhf_trainer.errors import TrainerError, phase_after, reason_of, user_error
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.opening import Listener, ListenersOf
-from rlhf_trainer.run.cause_watch import CauseWatch, FoundCause
+from rlhf_trainer.run.cause_watch import CauseWatch
 from rlhf_trainer.run.job_run import Reporter
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder, writing
@@ -69,20 +69,20 @@ class Publisher(Reporter):
 
     def step(self, report: StepReport) -> None:
         """Write the record and the warnings of a finished step, and give the report to the listeners."""
-        report, found = self._causes.look(report, self.folder.path)
+        report, warnings = self._causes.look(report, self._job, self.folder.path)
         self.warn(*(f"step {report.record['step']:.0f}: {warning}" for warning in report.warnings))
         stage = self._job.spec.algorithm.name
         self.folder.record(report.record, total_steps=self._total_steps, stage=stage, ranks=report.ranks)
         with writing(self.folder.path):
             for listener in self._listeners:
                 listener.step(report)
-        if found:
-            self._react(found)
+        if warnings:
+            self._react(warnings)
 
-    def _react(self, found: Sequence[FoundCause]) -> None:
+    def _react(self, sentences: Sequence[str]) -> None:
         """Tell the status of new causes, and do what `spec.watch.causes` says; SpecError if it is Fail."""
-        self.folder.note(causes=tuple(map(str, self._causes.found)))
-        reaction, sentences = self._job.spec.watch.causes, [each.message for each in found]
+        self.folder.note(causes=tuple((self._causes.found or {}).values()))
+        reaction = self._job.spec.watch.causes
         react(reaction, f"{self._job.name}: spec.watch.causes", sentences)
         if reaction == "Pause":
             self._pause(f"{self._job.name}: spec.watch.causes: {sentences[0]}")

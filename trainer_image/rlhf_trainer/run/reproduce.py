@@ -16,19 +16,18 @@ from rlhf_mapper.mapping import as_json
 from rlhf_planning.comparison import differences
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.data.uri import local_path
-from rlhf_trainer.errors import ConfigError, DataError, NumericsError
+from rlhf_trainer.errors import ConfigError, DataError, NumericsError, Paused
 from rlhf_trainer.hub import HUB
 from rlhf_trainer.outputs.opening import OutputOptions
 from rlhf_trainer.report.run_record import mapping_line
 from rlhf_trainer.run.chain import run_file
-from rlhf_trainer.run.inputs import hashed, sources_of
+from rlhf_trainer.run.inputs import Source, hashed, sources_of
 from rlhf_trainer.run.machine import environment, gpu_count
 from rlhf_trainer.run.placement import place_job
-from rlhf_trainer.run.resume import Repetition, identities, inputs, start_of
-from rlhf_trainer.run.stopping import Stopped
+from rlhf_trainer.run.resume import identities, inputs, start_of
 from rlhf_trainer.run_folder.attempt import read_object
 from rlhf_trainer.run_folder.commands import job_folders
-from rlhf_trainer.run_folder.evidence import ATTEMPT, RUN, Document, attempt_of, changed_files, parsed
+from rlhf_trainer.run_folder.evidence import ATTEMPT, RUN, Document, Entry, attempt_of, changed_files, parsed
 from rlhf_trainer.run_folder.folder import (
     JOB_FILE,
     MAPPING,
@@ -40,10 +39,13 @@ from rlhf_trainer.run_folder.folder import (
     reading,
     writing,
 )
-from rlhf_trainer.run_folder.repeated import WEIGHTS, by_step, compare, weight_checksums
+from rlhf_trainer.run_folder.repeated import WEIGHTS, by_step, compare
 
-OWN_SETTINGS = ("outputs={}", "watch.changedCode='Off'", "rollout.weightStore=null", "checkpoint={keepLast: 1}")
-"""Settings of a repetition: it tells no tracker, and writes into its own folder alone."""
+OWN_SETTINGS = (
+    *("outputs={}", "watch.changedCode='Off'", "watch.causes='Off'", "rollout.weightStore=null"),
+    "checkpoint={keepLast: 1, everySteps: 1}",
+)
+"""Settings of a repetition: it tells no tracker, writes into its own folder alone, and saves each step's weights."""
 NO_INPUTS = ("metadata.", "spec.outputs", "spec.watch", "spec.rollout.weightStore", "spec.checkpoint")
 NO_FACTS = (*ATTEMPT, "memory_gib")
 """Fields of the manifest, and facts of an attempt in run.json, that change no number."""
@@ -81,26 +83,28 @@ def reproduce(
     ConfigError if inputs differed, whatever the steps are.
     """
     original = _original(run, job, count, after)
-    target = output or (run.resolve() if run.name in ("", "..") else run).with_name(f"{run.resolve().name}-reproduced")
+    target = output or run.resolve().with_name(f"{run.resolve().name}-reproduced")
     if target.exists():
         raise SpecError([Problem(str(target), "is there already; name a new folder by --output")])
     for entry in original.document["read"]:
         with suppress(DataError):  # code that is gone is told when it is imported
             add_search_path(local_path(entry["uri"]))
-    name, first, last = original.job.name, original.steps[0], original.steps[-1]
-    (again,) = load_with_finished(run, original.manifest, [*sets, *OWN_SETTINGS])
-    differing = list(_differing_inputs(original, again))
-    say(f"{name}: makes steps {first} to {last} of {run} again in {target}")
+    name, steps, overrides = original.job.name, original.steps, [*sets, *OWN_SETTINGS]
+    (again,) = load_with_finished(run, original.manifest, overrides)
+    sources = _sources(again, run)
+    differing = list(_differing_inputs(original, again, [*map(hashed, sources)]))
+    say(f"{name}: makes steps {steps[0]} to {steps[-1]} of {run} again in {target}")
     for each in differing:
         say(f"{name}: differs: {each}")
-    if unhashed := _unhashed(original, again):
+    known = {entry["name"] for entry in original.document["read"] if "sha256" in entry}
+    if unhashed := [entry["name"] for entry, _ in sources if entry["name"] not in known]:  # the run was killed early
         say(f"{name}: {RUN} lacks hashes of {', '.join(unhashed)}, so these inputs may differ")
-    _make_again(original, again, target, [*sets, *OWN_SETTINGS])
+    _make_again(original, again, target, overrides)
     with reading(run):
-        found, counts = compare(original.folder.path, target / name, original.steps)
+        found, counts = compare(original.folder.path, target / name, steps)
     amounts = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
     unchecked = "" if counts[WEIGHTS] else "; weights are not compared, as the run has no checkpoint of these steps"
-    sentence = found or f"steps {first} to {last} are equal: {amounts}{unchecked}"
+    sentence = found or f"steps {steps[0]} to {steps[-1]} are equal: {amounts}{unchecked}"
     if differing:
         raise ConfigError(f"{name}: inputs differ ({len(differing)}): {sentence}")
     if found:
@@ -115,24 +119,18 @@ def _make_again(original: Original, again: Job, target: Path, overrides: Sequenc
         target.mkdir(parents=True)
         for name in inputs_of(again):
             (target / name).symlink_to((run / name).resolve())
-    saved = weight_checksums(original.folder.path).keys() & {*original.steps}
-    start = replace(
-        start_of(again, run, original.checkpoint, inputs(again, identities([again], run))),
-        repetition=Repetition(last_step=original.steps[-1], saved=saved),
-    )
-    try:
+    start = start_of(again, run, original.checkpoint, inputs(again, identities([again], run)))
+    starts, options = {again.name: replace(start, last_step=original.steps[-1])}, OutputOptions()
+    with suppress(Paused):  # after the last step
         run_file(
             original.manifest,
             output=target,
             overrides=overrides,
             restart=False,
             address=None,
-            options=OutputOptions(),
-            starts={again.name: start},
+            options=options,
+            starts=starts,
         )
-    except Stopped as stopped:
-        if stopped.signal_number is not None:
-            raise
 
 
 def _original(run: Path, job: str | None, count: int, after: int | None) -> Original:
@@ -162,15 +160,18 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
     return Original(folder, first, manifest, document, steps, whole.get(begin))
 
 
-def _differing_inputs(original: Original, again: Job) -> Iterator[str]:
-    """Yield a sentence for each input that differs: fields, files, versions, machine and layout."""
-    run = original.folder.path.parent
+def _sources(again: Job, run: Path) -> list[Source]:
+    """Return what a job reads. DataError for files that are gone."""
     sources = list(sources_of(again, run))
     for entry, files in sources:
         if not (files or entry["uri"].startswith(HUB)):
             gone = f"{entry['uri']} is not there any more; --set may name its new place"
             raise DataError(f"{again.name}: {entry['name']}: {gone}")
-    entries = list(map(hashed, sources))
+    return sources
+
+
+def _differing_inputs(original: Original, again: Job, entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield a sentence for each input that differs: fields, files (`entries`), versions, machine and layout."""
     known = {entry["name"]: entry.get("sha256") for entry in original.document["read"]}
     same = {each["name"] for each in entries if "sha256" in each and each["sha256"] == known.get(each["name"])}
     fields = _changes(document_of(original.job), document_of(again))
@@ -183,18 +184,12 @@ def _differing_inputs(original: Original, again: Job) -> Iterator[str]:
     yield from (sentence for name, sentence in facts.items() if name not in NO_FACTS)
     placed = read_object(original.folder.path / MAPPING)
     if placed and "RAY_ADDRESS" not in os.environ:
-        now = mapping_line(as_json(place_job(again, (gpu_count(),), [again], run).mapping))
+        now = mapping_line(as_json(place_job(again, (gpu_count(),), [again], original.folder.path.parent).mapping))
         with reading(original.folder.path / MAPPING):
             yield from _changes({"the layout": mapping_line(placed)}, {"the layout": now}).values()
 
 
-def _unhashed(original: Original, again: Job) -> list[str]:
-    """Return the fields whose files have no hash in run.json, such as after an early kill of the run."""
-    known = {entry["name"] for entry in original.document["read"] if "sha256" in entry}
-    return [entry["name"] for entry, _ in sources_of(again, original.folder.path.parent) if entry["name"] not in known]
-
-
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
     """Return a sentence for each field that differs between two documents, by the field's path."""
-    rows = differences({0: before, 1: after}, 2)
+    rows = differences([before, after])
     return {path: f"{path} is {now}, was {was}" for path, (was, now), _ in rows}

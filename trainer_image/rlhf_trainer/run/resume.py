@@ -1,8 +1,8 @@
 """Resumption in a run folder: the unfinished jobs, and the checkpoint of each."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,20 +16,10 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.watch import react
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.inputs import editable_inputs, hashing, sources_of
+from rlhf_trainer.run.inputs import begin_hashing, editable_inputs
 from rlhf_trainer.run.machine import environment
 from rlhf_trainer.run_folder.evidence import EMPTY, MAX_ENTRIES, RUN, Document, changed_files, parsed
 from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished_jobs, now, own_number, reading
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repetition:
-    """Steps of a job that are made again, to be compared with the first time (`rlhf reproduce`)."""
-
-    last_step: int
-    """Step after which the run ends."""
-    saved: Collection[int]
-    """Steps whose weights are compared, so that checkpoints of them are made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +30,12 @@ class Start:
     """Checkpoint from which the job resumes; None: the job starts from the beginning."""
     inputs: Mapping[str, str]
     """Identities of the jobs whose outputs the job reads, by name."""
-    hashing: Callable[[JobFolder], AbstractContextManager[Callable[[int], None]]]
-    """Function `inputs.hashing` with what the job reads."""
     evidence: Document
     """Document of run.json for the attempt that begins."""
-    repetition: Repetition | None = None
-    """Steps that are made again; the checkpoint is then that of another run folder, which is only read."""
+    begin_hashing: Callable[[JobFolder], Callable[[int], None]]
+    """Function `inputs.begin_hashing` of the job."""
+    last_step: int | None = None
+    """Step after which a repetition ends (`rlhf reproduce`); the checkpoint is then another run's and only read."""
     warnings: Sequence[str] = ()
     """Sentences on files that have changed since the checkpoint, unless `spec.watch.changedCode` is Off."""
 
@@ -126,7 +116,7 @@ def start_of(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mappin
         checkpoint=checkpoint,
         inputs=made,
         evidence=Document(attempts=[*before["attempts"], attempt][-MAX_ENTRIES:], read=own, made=before["made"]),
-        hashing=partial(hashing, partial(sources_of, job, output)),
+        begin_hashing=partial(begin_hashing, job),
         warnings=warnings,
     )
 

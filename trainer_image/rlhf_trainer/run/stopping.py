@@ -17,16 +17,14 @@ def heeded() -> tuple[signal.Signals, ...]:
 
 
 class Stopped(BaseException):
-    """Exception that ends a run before its last step; a BaseException, so that error handlers let it pass.
+    """Exception that ends a run after a stop signal; a BaseException, so that error handlers let it pass.
 
-    `exit_code` is that of the signal; SIGHUP, and a repetition that has made its steps, have that of SIGTERM.
+    `exit_code` is that of the signal; SIGHUP has the exit code of SIGTERM.
     """
 
-    def __init__(self, signal_number: int | None, *, saved: str = "") -> None:
-        """signal_number: None at the end of a repetition; saved: phrase on the checkpoint to resume from."""
-        by = f"by {signal.Signals(signal_number).name}" if signal_number else "as all steps to repeat are made"
-        super().__init__(f"stopped {by}{saved and '; ' + saved}")
-        self.signal_number = signal_number
+    def __init__(self, signal_number: int, *, saved: str = "") -> None:
+        """saved: phrase that says which checkpoint a later run can resume from."""
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}{saved and '; ' + saved}")
         self.exit_code = ExitCode.SIGINT if signal_number == signal.SIGINT else ExitCode.SIGTERM
 
 

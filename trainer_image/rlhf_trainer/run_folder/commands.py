@@ -51,12 +51,13 @@ DIED, DAMAGED = "Died", "Damaged"
 
 def job_folders(output: Path) -> list[JobFolder]:
     """Return the jobs of a run folder in the order in which they began. SpecError if there are none."""
-    if not (files := _job_files(output)):
+    if not (files := job_files(output)):
         raise SpecError([Problem(str(output), "is no run folder: no job has begun in it")])
     return [JobFolder(output, read_job(file)) for file in files]
 
 
-def _job_files(output: Path) -> list[Path]:
+def job_files(output: Path) -> list[Path]:
+    """Return job.yaml of each job of a run folder, in the order in which they were written."""
     return sorted(output.glob(f"*/{JOB_FILE}"), key=lambda file: (file.stat().st_mtime, file))
 
 
@@ -201,7 +202,7 @@ def _text(file: Path) -> str:
 def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
     """Show a table of the jobs of run folders, by default of all below runs/. SpecError for a folder without jobs."""
     for folder in folders:
-        if not _job_files(folder):
+        if not job_files(folder):
             raise SpecError([Problem(str(folder), "is no run folder: no job has begun in it")])
     nothing = "no job has begun in a folder below runs/; name other run folders: rlhf top RUN_DIR"
     show(lambda: list(_jobs(folders or sorted(RUNS.glob("*")))), nothing, once=once, passing=OSError)
@@ -209,7 +210,7 @@ def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
 
 def _jobs(folders: Sequence[Path]) -> Iterator[JobLine]:
     for folder in folders:
-        for file in _job_files(folder):
+        for file in job_files(folder):
             readable = readable_status(file.parent)
             status = readable or Status()
             yield JobLine(

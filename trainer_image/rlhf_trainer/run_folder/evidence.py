@@ -4,8 +4,9 @@ Manifest, seeds and slots are beside it in job.yaml, the layout in mapping.json.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Literal, Required
@@ -13,9 +14,12 @@ from typing import Any, Final, Literal, Required
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from rlhf_api.chain import read_inputs
+from rlhf_api.job import Job
+from rlhf_api.status import Output, ReadInput
 from rlhf_trainer.run_folder.attempt import replace
 
-RUN, CHECKPOINT = "run.json", "checkpoint"
+RUN = "run.json"
 LABELS: Final = "rlhf.json"
 """File in a job's output that says what made it; it has no hash."""
 MAX_ENTRIES = 100
@@ -52,6 +56,8 @@ class Document(TypedDict):
 
 EMPTY: Final = Document(attempts=[], read=[], made=[])
 _DOCUMENT = TypeAdapter(Document)
+_LOCK = Lock()
+"""Held while a run.json is changed: a thread adds hashes."""
 
 
 def parsed(text: str | bytes) -> Document:
@@ -72,29 +78,19 @@ def with_files(entry: Entry, files: Mapping[str, str]) -> Entry:
     return Entry(**{**whole, "sha256": joint}) if files and all(files.values()) else whole
 
 
-class RunFile:
-    """The run.json of a job's folder; several threads may add to it."""
-
-    def __init__(self, folder: Path, require_ours: Callable[[], None]) -> None:
-        """require_ours: raises an error if the folder belongs to a newer attempt."""
-        self._path, self._lock, self._require_ours = folder / RUN, Lock(), require_ours
-
-    def read(self) -> Document:
-        return parsed(self._path.read_bytes())
-
-    def change(self, *, read: Iterable[Entry] | None = None, made: Entry | None = None) -> Document:
-        """Replace what the job read, or add what it made in place of an entry of this name and step."""
-        with self._lock:
-            self._require_ours()
-            document = self.read()
-            if read is not None:
-                document["read"] = list(read)
-            if made is not None:
-                same = (made["name"], made.get("step"))
-                others = [each for each in document["made"] if (each["name"], each.get("step")) != same]
-                document["made"] = [*others, made][-MAX_ENTRIES:]
-            replace(self._path, as_text(document))
-            return document
+def change(file: Path, *, read: Iterable[Entry] | None = None, made: Entry | None = None) -> Document:
+    """Replace the inputs in run.json, or add an output in place of that with the same name and step."""
+    found = None if read is None else [*read]
+    with _LOCK:
+        document = parsed(file.read_bytes())
+        if found is not None:
+            document["read"] = found
+        if made is not None:
+            same = (made["name"], made.get("step"))
+            others = [each for each in document["made"] if (each["name"], each.get("step")) != same]
+            document["made"] = [*others, made][-MAX_ENTRIES:]
+        replace(file, as_text(document))
+    return document
 
 
 def attempt_of(document: Document, step: int) -> dict[str, Any]:
@@ -109,3 +105,28 @@ def changed_files(before: Iterable[Entry], after: Iterable[Entry]) -> list[str]:
     files = [(field, file) for field in both for file in sorted({*known[field], *found[field]})]
     pairs = {f"{field}: {file}": (known[field].get(file), found[field].get(file)) for field, file in files}
     return [name for name, (one, other) in pairs.items() if one != other and "" not in (one, other)]
+
+
+def labelled(job: Job, folder: Path) -> tuple[tuple[ReadInput, ...], Output]:
+    """Return what a job read, and its output in `folder`, by run.json beside it; LABELS is written into the folder."""
+    document = parsed((folder.parent / RUN).read_bytes())
+    entries = {each["name"].removeprefix("spec."): each for each in document["read"]}
+    made = next((each for each in document["made"] if each["name"] == folder.name), None)
+    read = tuple(each.model_copy(update=_content(entries.get(each.name))) for each in read_inputs(job))
+    digest = _content(made).get("digest")
+    labels = {
+        "job": job.name,
+        "algorithm": job.spec.algorithm.name,
+        "version": version("rlhf-operator"),
+        "digest": digest,
+        "inputs": [each.model_dump(mode="json", exclude_none=True) for each in read],
+    }
+    if folder.is_dir():
+        (folder / LABELS).write_text(json.dumps(labels, indent=2) + "\n")
+    return read, Output(uri=folder.resolve().as_uri(), digest=digest)
+
+
+def _content(entry: Entry | None) -> dict[str, str]:
+    """Return the digest of what was read or made, and the commit that the hub's cache has, as far as they are known."""
+    digest = {"digest": f"sha256:{entry['sha256']}"} if entry and "sha256" in entry else {}
+    return digest | ({"revision": entry["revision"]} if entry and "revision" in entry else {})

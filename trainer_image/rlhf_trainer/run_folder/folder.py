@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import cached_property, wraps
+from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec
@@ -29,8 +29,7 @@ from rlhf_trainer.data.uri import folder_or_name
 from rlhf_trainer.errors import DataError, EnvironmentProblem, phase_after
 from rlhf_trainer.hub import HUB, require_hub
 from rlhf_trainer.run_folder.attempt import STATUS, from_json, mark, own_attempt, owner, replace
-from rlhf_trainer.run_folder.evidence import CHECKPOINT, EMPTY, RUN, Document, Entry, RunFile, as_text, with_files
-from rlhf_trainer.run_folder.lineage import labelled
+from rlhf_trainer.run_folder.evidence import EMPTY, RUN, Document, Entry, as_text, change, labelled, with_files
 from rlhf_trainer.run_folder.lock import require_newest
 from rlhf_trainer.run_folder.pace import Steps
 
@@ -214,10 +213,6 @@ class JobFolder:
         self._status = Status(phase="Pending", attempt=own_number())
         self._steps = Steps()
 
-    @cached_property
-    def run_file(self) -> RunFile:
-        return RunFile(self.path, self.require_ours)
-
     def finished(self) -> bool:
         """Whether the status says that a job of this name succeeded, and its output folder is there."""
         status = self.path / STATUS
@@ -295,10 +290,15 @@ class JobFolder:
     @writes
     def record_checkpoint(self, checkpoint: Checkpoint, sums: Mapping[str, str] = MappingProxyType({})) -> None:
         """Record a whole checkpoint in the status and in run.json; sums: `Entry.files` of a checkpoint."""
-        entry = Entry(name=CHECKPOINT, kind="checkpoint", uri=checkpoint.uri, step=checkpoint.step)
-        self.run_file.change(made=with_files(entry, sums))
+        entry = Entry(name="checkpoint", kind="checkpoint", uri=checkpoint.uri, step=checkpoint.step)
+        self.add_evidence(made=with_files(entry, sums))
         self._write_status(checkpoint=saved_state(checkpoint))
         self.event(f"checkpoint of step {checkpoint.step}: {checkpoint.uri}")
+
+    def add_evidence(self, *, read: Iterable[Entry] | None = None, made: Entry | None = None) -> Document:
+        """Change run.json as `evidence.change` does. EnvironmentProblem if a newer attempt owns the folder."""
+        self.require_ours()
+        return change(self.path / RUN, read=read, made=made)
 
     def require_ours(self) -> None:
         """Raise EnvironmentProblem if a newer attempt of the job owns the run folder now."""
@@ -337,7 +337,7 @@ class JobFolder:
     def record(self, record: Mapping[str, float], *, total_steps: int, stage: str, ranks: object = None) -> None:
         """Add the metrics of a step to metrics.jsonl and to the status, and the ranks' fingerprints to ranks.jsonl."""
         lines = {METRICS: json.dumps(dict(record), allow_nan=False)}
-        lines |= {RANKS: json.dumps({"step": record["step"], "pools": ranks})} if ranks else {}
+        lines |= {RANKS: json.dumps({"step": record["step"], "calls": ranks})} if ranks else {}
         for name, line in lines.items():
             with (self.path / name).open("a") as file:
                 file.write(f"{line}\n")
@@ -366,7 +366,7 @@ class JobFolder:
     @writes
     def succeed(self) -> None:
         """Record in the status that the job succeeded, and the URI of its output, which gets labels."""
-        read, made = labelled(self._job, self.made, self.run_file.read())
+        read, made = labelled(self._job, self.made)
         self._write_status(phase="Succeeded", completion_time=now(), inputs=read, output=made)
 
     def fail(self, *, reason: str, exit_code: ExitCode, message: str, host: str = "") -> None:

@@ -1,8 +1,4 @@
-"""Comparison of steps that were made twice: the first difference of two runs of a job.
-
-A line of ranks.jsonl is {"step", "pools": {pool: {"calls", "ranks"}}}: the names of the step's calls, and for each rank
-four hexadecimal digits a call, which tell where a difference begins.
-"""
+"""Comparison of steps that were made twice: the first difference of two runs of a job."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,11 +6,10 @@ from typing import Any
 
 from rlhf_planning.numbers import shortened
 from rlhf_trainer.run_folder.attempt import from_json
-from rlhf_trainer.run_folder.evidence import CHECKPOINT, RUN, parsed
+from rlhf_trainer.run_folder.evidence import RUN, parsed
 from rlhf_trainer.run_folder.folder import METRICS, RANKS
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS, read_step_rollouts
 from rlhf_trainer.run_folder.step_metrics import repeats
-from rlhf_trainer.telemetry import DIGITS
 
 MAX_SHOWN = 60
 """Most characters of a value in a sentence."""
@@ -36,7 +31,7 @@ def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[
             "metrics": [
                 {name: each[name] for name in each if repeats(name)} for each in (m.get(step, {}) for m in metrics)
             ],
-            WEIGHTS: [each.get(step, {}) for each in saved],
+            WEIGHTS: [each[step] if all(step in one for one in saved) else {} for each in saved],
         }
         differing = []
         for what, (one, other) in pairs.items():
@@ -47,7 +42,7 @@ def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[
             name, *both = differing[0]
             was, value = ("missing" if each is None else shortened(repr(each), MAX_SHOWN) for each in both)
             others = f" ({len(differing) - 1} more values of this step differ)" * (len(differing) > 1)
-            where = first_ranks(*(each.get(step, {}).get("pools", {}) for each in ranks))
+            where = first_ranks(*(each.get(step, {}).get("calls", {}) for each in ranks))
             return f"step {step}: {name} is {value}, was {was}{others}{where}", counts
     return "", counts
 
@@ -55,7 +50,7 @@ def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[
 def weight_checksums(folder: Path) -> dict[int, dict[str, str]]:
     """Return the checksums of the checkpoints in a job's run.json: step -> {`weights of model/rank`: CRC-32}."""
     made = parsed((folder / RUN).read_bytes())["made"]
-    found = {each.get("step", 0): each.get("files", {}) for each in made if each["name"] == CHECKPOINT}
+    found = {each.get("step", 0): each.get("files", {}) for each in made if each["kind"] == "checkpoint"}
     return {step: {f"weights of {name}": each for name, each in sums.items()} for step, sums in found.items()}
 
 
@@ -77,11 +72,7 @@ def _responses(file: Path, step: int) -> dict[str, Any]:
 
 def first_ranks(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Return the first call that differs on a rank, and the ranks, as the end of a sentence; empty if there is none."""
-    for pool in before.keys() & after.keys():
-        one, other = before[pool], after[pool]
-        for place, call in enumerate(one["calls"] if one["calls"] == other["calls"] else ()):
-            part = slice(place * DIGITS, (place + 1) * DIGITS)
-            pairs = zip(one["ranks"], other["ranks"], strict=False)
-            if differing := [rank for rank, (a, b) in enumerate(pairs) if a[part] != b[part]]:
-                return f", first in {call} on rank {', '.join(map(str, differing))} of pool {pool}"
+    for call, sums in before.items():
+        if ranks := [rank for rank, value in sums.items() if after.get(call, {}).get(rank) != value]:
+            return f", first in {call} on rank {', '.join(ranks)}"
     return ""

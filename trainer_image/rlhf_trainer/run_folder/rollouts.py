@@ -12,6 +12,8 @@ from rlhf_trainer.run_folder.attempt import from_json
 from rlhf_trainer.run_folder.commands import job_folders
 
 ROLLOUTS = "rollouts.jsonl"
+MAX_ROWS, MAX_BYTES = 2000, 1 << 25
+"""Most kept responses, the latest, that a look at a running job reads, and most bytes of them."""
 NEEDED: Mapping[str, type | tuple[type, ...]] = {
     "step": int,
     "row": int,
@@ -62,6 +64,15 @@ def read_step_rollouts(file: Path, step: int | None) -> list[dict[str, Any]]:
             if row.get("step") == chosen:
                 found[row["row"]] = row
     return [found[row] for row in sorted(found)]
+
+
+def latest_rollouts(file: Path) -> list[dict[str, Any]]:
+    """Return the rows in the last MAX_BYTES of rollouts.jsonl, at most MAX_ROWS; none if there is no such file."""
+    if not file.is_file():
+        return []
+    with file.open("rb") as lines:
+        lines.seek(max(0, file.stat().st_size - MAX_BYTES))
+        return list(filter(None, map(parse_row, lines)))[-MAX_ROWS:]
 
 
 def parse_row(line: str | bytes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Finder of a change in a series: a jump between two levels, or a bend between two lines, where one line is worse."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Change:
     """Level after a jump; for a bend the value at the bend."""
     end: float
     """Level after a jump; for a bend the value at the last step."""
-    evidence: float = 0.0
+    evidence: float
     """Gain in Bayes' information criterion over one line."""
 
     def __str__(self) -> str:
@@ -44,14 +44,17 @@ class Change:
 def change_of(name: str, series: Series) -> Change | None:
     """Return the best single change of a series; None if one line describes it as well, or it is too short."""
     series = _thinned(series)
-    count = len(series)
-    if count < FEWEST or np.ptp(series.values) == 0:
+    if len(series) < FEWEST or np.ptp(series.values) == 0:
         return None
     scale = max(float(np.var(series.values)), 1e-30) * 1e-6  # a perfect fit is no infinite evidence
-    plain = _criterion(_residue(np.stack([np.ones(count), series.steps], 1), series.values), scale, count, 2)
-    found = [(_criterion(rest, scale, count, 4), change) for rest, change in _candidates(name, series)]
-    best, change = min(found, key=lambda each: each[0])
-    return replace(change, evidence=plain - best) if plain - best > EVIDENCE else None
+    plain = _criterion(series, _line(series, series.steps), scale, 2)
+    found = []
+    for place, kind, line in _candidates(series):
+        start, middle, end = (float(line[at]) for at in (0, place, -1))
+        gain = plain - _criterion(series, line, scale, 4)
+        found.append(Change(name, int(series.steps[place]), kind, start, middle, end, gain))
+    best = max(found, key=lambda each: each.evidence)
+    return best if best.evidence > EVIDENCE else None
 
 
 def _thinned(series: Series) -> Series:
@@ -64,22 +67,21 @@ def _thinned(series: Series) -> Series:
     return Series(series.steps[places], np.add.reduceat(series.values, places) / counts)
 
 
-def _candidates(name: str, series: Series) -> Iterator[tuple[float, Change]]:
-    """Yield (sum of squared residues, change) for a jump and a bend at each step."""
-    steps, values = series.steps, series.values
+def _candidates(series: Series) -> Iterator[tuple[int, str, Array]]:
+    """Yield (place, kind, values on the line) of a jump and of a bend at each place."""
+    steps = series.steps
     for place in range(2, len(series) - 1):
-        start, end = float(values[:place].mean()), float(values[place:].mean())
-        rest = ((values[:place] - start) ** 2).sum() + ((values[place:] - end) ** 2).sum()
-        yield float(rest), Change(name, int(steps[place]), "jump", start, end, end)
-        basis = np.stack([np.ones(len(series)), steps, np.maximum(steps - steps[place], 0.0)], 1)
-        line = basis @ np.linalg.lstsq(basis, values)[0]
-        levels = (float(line[at]) for at in (0, place, -1))
-        yield float(((values - line) ** 2).sum()), Change(name, int(steps[place]), "bend", *levels)
+        since = steps >= steps[place]
+        yield place, "jump", _line(series, since)
+        yield place, "bend", _line(series, steps, since * (steps - steps[place]))
 
 
-def _residue(basis: Array, values: Array) -> float:
-    return float(((values - basis @ np.linalg.lstsq(basis, values)[0]) ** 2).sum())
+def _line(series: Series, *slopes: Array) -> Array:
+    """Return the values that fit a series best: a constant and a multiple of each of the slopes, by least squares."""
+    basis = np.stack([np.ones(len(series)), *slopes], 1)
+    return np.asarray(basis @ np.linalg.lstsq(basis, series.values)[0], dtype=np.float64)
 
 
-def _criterion(rest: float, scale: float, count: int, parameters: int) -> float:
-    return float(count * np.log(rest / count + scale) + parameters * np.log(count))
+def _criterion(series: Series, line: Array, scale: float, parameters: int) -> float:
+    rest, count = ((series.values - line) ** 2).mean(), len(series)
+    return float(count * np.log(rest + scale) + parameters * np.log(count))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rlhf_api.tables import read_table
 from rlhf_planning.numbers import number, shortened
 from rlhf_trainer.why.changes import Change, change_of
@@ -14,42 +16,32 @@ from rlhf_trainer.why.rules import RULES, Shown
 from rlhf_trainer.why.seen import Row, Seen
 
 MAX_ROWS = 20
+MARGIN = 0.25
+"""Share of a healthy run's range by which a value may leave the range."""
 MAX_TEXT = 110
 """Most characters that are shown of a response."""
 
 
-class CauseRow(NamedTuple):
-    """Row of causes.yaml."""
-
-    cause: str
-    what: str
-    signals: Sequence[str]
-    sentence: str
-    remedy: str
-    set: str = ""
-
-
-CAUSES = read_table(__package__, "causes.yaml", tuple[CauseRow, ...])
-"""Causes in the order of an answer: a cause whose evidence is more direct may explain those after it."""
-SIGNALS = tuple(dict.fromkeys(name for row in CAUSES for name in row.signals))
-
-
 class Cause(NamedTuple):
-    """Likely cause of what a job did."""
+    """Row of causes.yaml; in an answer, the texts have the job's numbers."""
 
     cause: str
     what: str
+    signals: tuple[str, ...]
     evidence: str
     remedy: str
-    set: str
+    set: str = ""
     """`--set` that does what the remedy says; empty if none does."""
 
-    def sentence(self) -> str:
-        """Return cause, evidence and remedy for a warning."""
+    def warning(self) -> str:
+        """Return cause, evidence and remedy."""
         advice = f"{self.remedy} (--set '{self.set}')" if self.set else self.remedy
         return f"likely cause of trouble: {self.what} ({self.cause}). {self.evidence} {advice}"
 
 
+CAUSES = read_table(__package__, "causes.yaml", tuple[Cause, ...])
+"""Causes in the order of an answer: a cause whose evidence is more direct may explain those after it."""
+SIGNALS = tuple(dict.fromkeys(name for row in CAUSES for name in row.signals))
 NO_CAUSE = "no cause found: the job shows none of the causes that are looked for"
 
 
@@ -78,8 +70,14 @@ class Diagnosis:
 
 def causes_of(name: str, seen: Seen) -> dict[Cause, Shown]:
     """Return the causes that a job of this name shows, the likeliest first, and the evidence of each."""
-    shown = [(row, found) for row in CAUSES if (found := RULES[row.cause](seen))]
-    return {_cause(row, found, name, seen): found for row, found in shown}
+    limit = int(seen.section("data").get("maxResponseTokens") or 0)
+    answer = {}
+    for row in CAUSES:
+        if shown := RULES[row.cause](seen):
+            numbers = {"job": name, "twice": 2 * limit, "buffer": math.ceil(limit / 4), **shown.numbers}
+            evidence, remedy, change = (each.format_map(numbers) for each in (row.evidence, row.remedy, row.set))
+            answer[row._replace(evidence=evidence, remedy=remedy, set=change and f"{name}:{change}")] = shown
+    return answer
 
 
 def diagnose(name: str, seen: Seen) -> Diagnosis:
@@ -89,16 +87,8 @@ def diagnose(name: str, seen: Seen) -> Diagnosis:
     if change is None:
         change = change_of("reward/mean", seen.series("reward/mean"))
     rows = next((found.rows for found in causes.values() if found.rows), None) or _weightiest(seen, change)
-    likeliest = next((cause.cause for cause in causes), "")
-    signals = next((row.signals for row in CAUSES if row.cause == likeliest), SIGNALS)
+    signals = next((cause.signals for cause in causes), SIGNALS)
     return Diagnosis(change, _first_signal(signals, seen, change), [*causes], rows[:MAX_ROWS], _notes(seen))
-
-
-def _cause(row: CauseRow, shown: Shown, name: str, seen: Seen) -> Cause:
-    limit = int(seen.section("data").get("maxResponseTokens") or 0)
-    numbers = {"job": name, "twice": 2 * limit, "buffer": math.ceil(limit / 4), **shown.numbers}
-    change = f"{name}:{row.set.format_map(numbers)}" if row.set else ""
-    return Cause(row.cause, row.what, row.sentence.format_map(numbers), row.remedy.format_map(numbers), change)
 
 
 def _first_signal(names: Sequence[str], seen: Seen, change: Change | None) -> Change | None:
@@ -141,3 +131,32 @@ def described(row: Row) -> str:
         f"step {row['step']}, row {row['row']}: {', '.join(numbers)}, {row.get('response_tokens', '?')} tokens{ends}"
     )
     return f"{place}: {shortened(' '.join(row['response'].split()), MAX_TEXT)}"
+
+
+class Outside(NamedTuple):
+    """Signal outside the range of the healthy run."""
+
+    name: str
+    step: int
+    """Step from which on the signal stays outside."""
+    value: float
+    """Median of the signal's latest values."""
+    low: float
+    high: float
+
+
+def outside(seen: Seen, healthy: Seen) -> list[Outside]:
+    """Return the signals that end outside the healthy run's range, the farthest first, in units of that range."""
+    found = []
+    for name in dict.fromkeys([*SIGNALS, seen.measure]):
+        mine, other = seen.series(name), healthy.series(name)
+        if not len(mine) or not len(other):
+            continue
+        low, high = float(other.values.min()), float(other.values.max())
+        room = max(high - low, 1e-3 * max(abs(low), abs(high)), 1e-9)
+        distances = np.maximum(low - mine.values, mine.values - high) / room
+        if np.median(distances[-5:]) > MARGIN:
+            last_inside = max(np.flatnonzero(distances <= MARGIN), default=-1)
+            step = int(mine.steps[min(last_inside + 1, len(mine) - 1)])
+            found.append((float(distances[-1]), Outside(name, step, mine.last, low, high)))
+    return [each for _, each in sorted(found, key=lambda pair: -pair[0])]

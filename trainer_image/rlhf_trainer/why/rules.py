@@ -233,9 +233,7 @@ def _cut(rows: Sequence[Row]) -> list[Row]:
 def _by_length(rows: Sequence[Row], fitted: NDArray[np.bool_]) -> Array:
     """Return the reward that each row's length explains, by a line through the rows that are `fitted`."""
     lengths, rewards = column(rows, "response_tokens"), column(rows, "reward")
-    basis = np.stack([np.ones(len(rows)), lengths], 1)
-    weights = np.linalg.lstsq(basis[fitted], rewards[fitted])[0]
-    return np.asarray(basis @ weights, dtype=np.float64)
+    return np.asarray(np.polyval(np.polyfit(lengths[fitted], rewards[fitted], 1), lengths), dtype=np.float64)
 
 
 def _correlation(one: Array, other: Array) -> float:

@@ -29,6 +29,8 @@ from rlhf_trainer.workers.samples import from_bytes
 
 MAX_TOKEN_CHARACTERS = 16
 """Mean characters of a token above which an observation cannot have room, so that it is not encoded."""
+MAX_TOOLS = 100
+"""Most tools of one request that get a span."""
 ResponseEnded = Callable[[int, Ids, Response], None]
 """Callback for each response that has ended: it gets the row's index on this rank, its prompt and the response."""
 
@@ -148,14 +150,18 @@ class Play:
             whole, _ = self._times[number]
             self._times[number] = whole, recorder.begin(phase, name, within=whole)
 
-    def _answered(self, number: int) -> None:
-        """Record the spans of the last request, which is answered, and of the tools that it called."""
+    def _answered(self, number: int, said: Any = None) -> None:
+        """Record the span of the last request, which is answered, and one for each tool in the messages `said`.
+
+        Tools run one after the other; only the time of all together is known.
+        """
         if not self._environments:
             return
         asked = recorder.end(self._times[number][1])
-        for name, start, end in self._environments.tool_times(number) if asked.phase == ENVIRONMENT else ():
-            called = recorder.begin(TOOL, name, within=asked, start=min(asked.start + start, asked.end))
-            recorder.end(called, min(asked.start + end, asked.end))
+        for each in said[:MAX_TOOLS] if isinstance(said, list) else ():
+            if each.get("role") == "tool":
+                called = recorder.begin(TOOL, str(each.get("name") or "no tool"), within=asked, start=asked.start)
+                recorder.end(called, asked.end)
 
     def _turn(self, number: int, response: Response) -> None:
         """Add the model's answer, and pass it to the environment; an answer cut by the limit ends the episode."""
@@ -174,7 +180,7 @@ class Play:
     def _take(self, number: int, answer: Any) -> None:
         """Handle the environment's answer to `reset` or `step`: end the episode, or begin the model's next turn."""
         episode = self._episodes[number]
-        self._answered(number)
+        self._answered(number, answer[0] if episode.turns and isinstance(answer, list) else None)
         try:
             if isinstance(answer, AnswerFailure):
                 episode.failure, episode.failure_kind = answer.what, answer.kind

@@ -1,0 +1,75 @@
+"""Commands about runs: `rlhf why`, `reproduce`, `ui` and `serve`; their imports take time that others do not need."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlhf_planning.command_line import Program
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder: the --output of `rlhf run`.")]
+
+
+def why(
+    run_dir: RunDir,
+    job: Annotated[str | None, typer.Option(metavar="NAME", help="Only this job.")] = None,
+    step: Annotated[int | None, typer.Option(min=1, metavar="N", help="Look at the first N steps only.")] = None,
+    in_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say why a run went as it did: where it changed, likely causes, rows, and what to try."""
+    from rlhf_trainer.commands.why import print_why  # numpy: time that `validate` does not need
+
+    print_why(run_dir, only=job, last=step, in_json=in_json)
+
+
+def reproduce(
+    run_dir: RunDir,
+    job: Annotated[str | None, typer.Option(help="Name of one job; default: the one that began last.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps to make again.")] = 3,
+    after: Annotated[
+        int | None, typer.Option("--from", metavar="STEP", min=1, help="Step of a checkpoint; default: the start.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="New run folder; default: RUN_DIR with -reproduced at its end.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field of the job.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
+) -> None:
+    """Make steps of a run again and say whether they are equal, or what differs first."""
+    from rlhf_trainer.run.reproduce import reproduce as make_again  # ray: a second
+
+    make_again(run_dir, job=job, count=steps, after=after, output=output, sets=sets or (), say=typer.echo)
+
+
+def ui(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder with run folders.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = 8600,
+) -> None:
+    """Show the runs below a folder in a browser of this machine: list, live curves, rollouts, comparisons."""
+    from rlhf_trainer.commands.ui import serve_runs  # aiohttp and matplotlib: a second
+
+    serve_runs(folder, port)
+
+
+def serve(
+    place: Annotated[str, typer.Argument(metavar="RUN|CHECKPOINT", help="Folder of a run, job, or model; or URL.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="Options of vLLM's server.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+) -> None:
+    """Serve a trained model by vLLM with OpenAI's API, until Ctrl-C: the last language model of a run."""
+    from rlhf_trainer.commands.serve import serve_until_stopped  # torch and transformers: seconds
+
+    serve_until_stopped(place, host=host, port=port, options=options or ())
+
+
+def declare(program: Program) -> None:
+    """Declare the commands, each with an example."""
+    program.command("rlhf why runs/first --job helpful-ppo")(why)
+    program.command("rlhf reproduce runs/first --job helpful-ppo --steps 3")(reproduce)
+    program.command("rlhf ui runs --port 8600")(ui)
+    program.command("rlhf serve runs/first --port 8000")(serve)
