@@ -119,7 +119,6 @@ UNITS = {  # of FSDP on a rank: its layers, and the root with embedding, norm or
     "two shards of two tensor-parallel ranks": (ParallelSizes(data=2, tensor=2), LAYERS + 1),
     "two replicas": (ParallelSizes(data=4, replicas=2), LAYERS + 1),
 }
-KINDS = [pytest.param(kind, marks=pytest.mark.slow if "replicas" in kind else ()) for kind in UNITS]
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +127,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [KINDS[0], pytest.param("two stages", marks=pytest.mark.slow), *KINDS[2:]],
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if "two s" in kind else ()) for kind in UNITS]
 )
 def test_gradients_are_reduced_after_the_last_micro_batch(kind: str, model: str) -> None:
     layout, units = UNITS[kind]
@@ -144,7 +142,7 @@ def test_gradients_are_reduced_after_the_last_micro_batch(kind: str, model: str)
 
 
 @pytest.mark.parametrize(
-    "kind", [*KINDS[:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(UNITS)[2:])]
+    "kind", [*list(UNITS)[:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(UNITS)[2:])]
 )
 def test_a_small_stage_is_gathered_once_a_micro_batch(kind: str, model: str) -> None:
     layout, units = UNITS[kind]
