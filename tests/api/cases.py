@@ -216,6 +216,8 @@ RIGHT: dict[str, Case] = {
     ),
     "pretraining": Case("PPO", ("algorithm.pretrainCoefficient=0.5", "data.pretrain={uri: hf://x}")),
     "one critic of both": Case("SafeRLHF", ("algorithm.separateCostCritic=no", "algorithm.lagrange={initial: 5}")),
+    "a mix of all rows": Case("SFT", ("data.train={mix: [{uri: hf://x}, {uri: hf://y}]}",)),
+    "a mix in shares": Case("SFT", ("data.train={mix: [{uri: hf://x, weight: 2}, {uri: hf://y, weight: 0.5}]}",)),
     "data from a job": Case("SFT", ("data.train.uri=job://other",)),
     "responses of best of n": Case(
         "Generate", ("algorithm={name: Generate, rows: Best, minReward: 0.5}", "rollout.samplesPerPrompt=8")
@@ -588,6 +590,9 @@ WRONG: dict[str, Case] = {
     "columns for nobody": Case("SFT", ("data.train.columns=[answer]",), "spec.data.train.columns"),
     "columns of a mix for nobody": Case(
         "SFT", ("data.train={mix: [{uri: hf://x}, {uri: hf://y, columns: [a]}]}",), "spec.data.train.mix.1.columns"
+    ),
+    "a weight of one data set of a mix": Case(
+        "SFT", ("data.train={mix: [{uri: hf://x, weight: 2}, {uri: hf://y}]}",), "spec.data.train.mix"
     ),
     "columns of held-out rows for nobody": Case(
         "DPO", ("evaluation={data: {uri: hf://x, columns: [answer]}}",), "spec.evaluation.data.columns"

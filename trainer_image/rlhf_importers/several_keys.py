@@ -29,8 +29,7 @@ def train_on(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
     if len(sets) == 1:
         draft.put("data.train", sets[0] | (draft.get("data.train") or {}))
     elif sets:
-        draft.put("data.train", {"mix": [{**each, "weight": 1.0} for each in sets]})
-        draft.checks.append("data.train.mix draws the same share of each data set; set the weights")
+        draft.put("data.train", {"mix": list(sets)})
 
 
 def evaluate_on(draft: Draft, held_out: dict[str, Any], every: Any) -> None:

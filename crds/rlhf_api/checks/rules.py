@@ -255,6 +255,10 @@ def _lengths() -> Iterator[Rule]:
     reads = OFFLINE | Field("data.pretrain").is_given | (Field("data.minResponseTokens") == 1)
     message = "is for responses that are read, {name} reads none; use rollout.minResponseTokens"
     yield Rule("data.minResponseTokens", reads, message)
+    mix = Field("data.train.mix")
+    weighted = mix.where(Field("weight", "one").is_given).size()
+    all_or_none = (weighted == 0) | (weighted == mix.size())
+    yield Rule("data.train.mix", all_or_none, "has a weight for some data sets, expected one for all or for none")
 
 
 def _pretraining() -> Iterator[Rule]:

@@ -78,7 +78,8 @@ class OwnRows(Rows, EntryPoint):
 class WeightedSource(DataSource):
     """A data set of a mix, with its share of the mix's rows."""
 
-    weight: float = Field(1.0, gt=0, description="Weight of the data set; its share is weight / sum of all weights.")
+    weight: float | None = Field(None, gt=0)
+    """Weight of the data set; its share is weight / sum of all weights. Unset, in all: an epoch has each row once."""
 
 
 class SeveralSources(Spec):
@@ -97,7 +98,7 @@ class SeveralSources(Spec):
 
 
 class DataMix(SeveralSources):
-    """Rows of several data sets, in exact shares."""
+    """Rows of several data sets: all rows, or exact shares."""
 
     form, key = "a mix", "mix"
 

@@ -94,8 +94,9 @@ class Loader:
         self._prompts, *others = (Ragged.joined(list(pieces)) for pieces in zip(*read, strict=True))
         kinds = len(self.reader.responses)
         self._responses, self._labels = others[:kinds], others[kinds:]
-        shares = tuple(each.weight for each in source.mix) if isinstance(source, DataMix) else (1.0,) * len(read)
-        self._order = self._order_of(spec, tuple(len(each[0]) for each in read), shares, ordered_by)
+        counts = tuple(len(each[0]) for each in read)
+        weights = (each.weight for each in source.mix) if isinstance(source, DataMix) else ()
+        self._order = self._order_of(spec, counts, tuple(filter(None, weights)) or counts, ordered_by)
         self._total_epochs = None if endless else spec.training.total_epochs
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
 

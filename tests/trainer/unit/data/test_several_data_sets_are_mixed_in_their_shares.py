@@ -61,7 +61,15 @@ def test_one_data_set_is_ordered_as_without_a_mix() -> None:
     assert sorted(one.at(np.arange(7))) == sorted(one.at(np.arange(7, 14))) == list(range(7))
 
 
-def mix_of(folder: Path, weights: dict[str, float], rows: Rows) -> DataMix:
+def test_shares_of_their_rows_give_each_row_once_an_epoch() -> None:
+    for counts in ((3, 9), (1, 1, 1), (7, 400, 1), (64, 63), (1000, 999, 1001)):
+        order, total = Order(counts=counts, weights=counts, seed=3), sum(counts)
+        for epoch in (0, 1, 5000):
+            examples = order.at(np.arange(epoch * total, (epoch + 1) * total))
+            assert sorted(examples) == list(range(total))
+
+
+def mix_of(folder: Path, weights: dict[str, float | None], rows: Rows) -> DataMix:
     for name, found in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
     parts = [{"uri": f"file://{folder}/{name}.jsonl", "weight": weight} for name, weight in weights.items()]
@@ -79,6 +87,11 @@ def test_a_small_data_set_is_repeated_and_an_epoch_is_all_rows(tmp_path: Path, p
     seen = Counter(plain.decode(ids, skip_special_tokens=True) for batch in batches for ids in batch["prompt_ids"])
     assert {text: count for text, count in seen.items() if "a" in text} == {"a": 2, "aa": 2, "aaa": 2}
     assert sum(count for text, count in seen.items() if "b" in text) == 6
+    whole = PromptLoader(
+        mix_of(tmp_path, {"a": None, "b": None}, rows), plain, path="spec.data.train", spec=spec_of(50, 50)
+    )
+    texts = [plain.decode(ids, skip_special_tokens=True) for ids in whole.batch(1, batch_size=12)["prompt_ids"]]
+    assert sorted(texts) == sorted(str(row["prompt"]) for each in rows.values() for row in each)
     with pytest.raises(ValueError, match="no step 4"):
         loader.batch(4, batch_size=4)
 
