@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from pydantic.alias_generators import to_camel
+
 from rlhf_api.checks.resume import leaves
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 from rlhf_api.spec.algorithm_table import ALGORITHMS
-from rlhf_api.spec.algorithms import CUSTOM
+from rlhf_api.spec.algorithms import CUSTOM, Writing
+from rlhf_api.spec.data import Rows
 from rlhf_api.status import ReadInput
 
 SCHEME = "job://"
@@ -18,6 +21,14 @@ ADDRESSES = ("uri", "initial", "draft")
 """Fields of a spec whose value is the URI of a model, an adapter or a data set."""
 WRITERS = tuple(name for name, each in ALGORITHMS.items() if each.makes == "data")
 """Names of the algorithms whose output is a data set."""
+PAIR_KEYS = ("chosen_key", "rejected_key")
+KEYS = {
+    "completions": ("response_key",),
+    "labelled_completions": ("response_key", "label_key"),
+    "pairs": PAIR_KEYS,
+    "safety_pairs": (*PAIR_KEYS, "chosen_safe_key", "rejected_safe_key"),
+}
+"""Fields of a data set that name the columns of its responses and labels, by the kind of its rows."""
 
 
 def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
@@ -28,8 +39,11 @@ def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
     counts = Counter(job.name for job in jobs).items()
     if problems := [Problem(f"{name}: metadata.name", f"is used by {n} documents") for name, n in counts if n > 1]:
         raise SpecError(problems)
-    kinds = {**finished, **{job.name: job.spec.algorithm.name for job in jobs}}
-    if problems := [problem for job in jobs for problem in _wrong_inputs(job, kinds)]:
+    kinds, by_name = (
+        {**finished, **{job.name: job.spec.algorithm.name for job in jobs}},
+        {job.name: job for job in jobs},
+    )
+    if problems := [each for job in jobs for each in (*_wrong_inputs(job, kinds), *_unwritten_columns(job, by_name))]:
         raise SpecError(problems)
     ordered: list[Job] = []
     waiting = {job.name: job for job in jobs}
@@ -66,11 +80,15 @@ def read_inputs(job: Job) -> tuple[ReadInput, ...]:
 
 def data_from_jobs(job: Job) -> dict[str, str]:
     """Return field of the spec -> job name, for the data sets with a job:// URI; the named job writes the data set."""
+    return {field: source.address.removeprefix(SCHEME) for field, source in _sources_from_jobs(job).items()}
+
+
+def _sources_from_jobs(job: Job) -> dict[str, Rows]:
     spec = job.spec
     read = {"spec.data.train": spec.data.train, "spec.data.pretrain": spec.data.pretrain}
     sources = [each for field, data in read.items() if data for each in data.sources(field).items()]
     sources += spec.evaluation.data.sources("spec.evaluation.data").items() if spec.evaluation else ()
-    return {field: each.address.removeprefix(SCHEME) for field, each in sources if each.address.startswith(SCHEME)}
+    return {field: source for field, source in sources if source.address.startswith(SCHEME)}
 
 
 def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
@@ -89,6 +107,24 @@ def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
             yield Problem(path, f'no job of this file, or finished in the run folder, is named "{name}"; {others}')
         elif (kind := kinds[name]) not in (*suitable, CUSTOM):  # what an own algorithm makes is seen when it is read
             yield Problem(path, f'"{name}" is a job of {kind}, expected {choice(suitable)}')
+
+
+def _unwritten_columns(job: Job, jobs: Mapping[str, Job]) -> Iterator[Problem]:
+    """Yield a problem for each column that a job reads, but a job of the same file does not write (`Writing`)."""
+    for field, source in _sources_from_jobs(job).items():
+        writer = jobs.get(source.address.removeprefix(SCHEME))
+        if writer is None or not isinstance(options := writer.spec.algorithm, Writing):
+            continue
+        data = writer.spec.data.train
+        tools = {each.tools_key for each in data.sources("").values() if each.tools_key}
+        written = {*options.own_columns, *writer.spec.columns(data), *tools}
+        kind = "completions" if field == "spec.data.pretrain" else job.spec.algorithm.data
+        prompt = "messages_key" if source.messages_key else "prompt_key"
+        is_talk = prompt == "messages_key" and "completions" in kind
+        for key in (prompt, *(() if is_talk else KEYS.get(kind, ()))):
+            if (column := getattr(source, key)) not in written:
+                what = f'"{writer.name}" with rows: {options.rows} writes no column "{column}"'
+                yield Problem(f"{job.name}: {field}.{to_camel(key)}", f"{what}, expected {choice(sorted(written))}")
 
 
 def _suitable(role: Role, *, trained: bool) -> tuple[str, ...]:

@@ -568,6 +568,49 @@ def test_a_mistake_names_its_path(chain: str, overrides: list[str], path: str, m
     assert raised.value.exit_code is ExitCode.SPEC
 
 
+WRITES = """
+---
+apiVersion: rlhf.hybridflow.io/v1alpha1
+kind: RLHFJob
+metadata: {name: written}
+spec:
+  algorithm: {name: Generate}
+  models: {actor: {uri: "hf://gpt2"}, reward: {verifier: {name: Math, answerKey: answer}}}
+  data: {train: {uri: "hf://sums", promptKey: question, toolsKey: tools, columns: [level]}}
+  rollout: {samplesPerPrompt: 4}
+  training: {totalEpochs: 1, promptBatchSize: 8}
+"""
+
+
+def test_columns_that_another_job_will_not_write_are_told(chain: str) -> None:
+    def told(changes: str, data: str, job: str = SFT) -> list[tuple[str, str]]:
+        mix = f"{job}:data.train={{mix: [{{uri: hf://a}}, {{uri: job://written, {data}}}]}}"
+        sets = [f"written:{each}" for each in changes.split() if each]
+        try:
+            load(chain + WRITES, [*sets, mix])
+        except SpecError as error:
+            return [(each.path, each.message) for each in error.problems]
+        return []
+
+    first, there = "spec.data.train.mix.1", "answer, finished, level, prompt, response, response_tokens, reward"
+    lacks = f"expected {there}, reward_parts, sample or tools"
+    assert told("", "") == [
+        (f"{SFT}: {first}.responseKey", f'"written" with rows: Responses writes no column "chosen", {lacks}')
+    ]
+    assert told("", "responseKey: level, promptKey: answer, toolsKey: tools") == []
+    assert told("", "responseKey: response, promptKey: question") == [
+        (f"{SFT}: {first}.promptKey", f'"written" with rows: Responses writes no column "question", {lacks}')
+    ]
+    assert [path for path, _ in told("", "messagesKey: talk")] == [f"{SFT}: {first}.messagesKey"]
+    assert [path for path, _ in told("", "", REWARD)] == [
+        f"{REWARD}: {first}.{key}" for key in ("chosenKey", "rejectedKey")
+    ]
+    assert told("algorithm.rows=Pairs", "", REWARD) == []
+    assert [path for path, _ in told("algorithm.rows=Pairs", "rejectedKey: worse", REWARD)] == [
+        f"{REWARD}: {first}.rejectedKey"
+    ]
+
+
 def test_every_mistake_is_reported_at_once(chain: str) -> None:
     with pytest.raises(SpecError) as raised:
         load(chain, [f"{PPO}:training.miniBatchSize=24", f"{PPO}:algorithm.kl.target=6", f"{SFT}:training.seed=-1"])
