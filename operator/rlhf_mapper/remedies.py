@@ -127,7 +127,9 @@ def _with_models(job: Job, changes: Mapping[str, Mapping[str, Any]]) -> Job:
     document = job.model_dump(mode="json", by_alias=True)
     for field, change in changes.items():
         document["spec"]["models"][field] |= change
-    return Job.parse(document)
+    changed = Job.parse(document)  # an own algorithm is read without its class
+    spec = changed.spec.model_copy(update={"algorithm": job.spec.algorithm})
+    return changed.model_copy(update={"spec": spec})
 
 
 def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:

@@ -19,6 +19,8 @@ from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.custom_algorithm import Custom
+from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
+from rlhf_mapper.remedies import remedies_of
 from rlhf_mapper.workload import workload_of
 from tests.api.cases import made
 from tests.each import each_case
@@ -69,6 +71,20 @@ def test_a_shipped_algorithm_is_the_same_by_its_entry_point(name: str) -> None:
     assert own.spec.algorithm.model_dump()["entrypoint"] == entrypoint
     assert type(own.spec.algorithm) is type(shipped.spec.algorithm) is found
     assert (own.models(), workload_of(own)) == (shipped.models(), workload_of(shipped))
+
+
+def test_remedies_are_tried_with_the_class() -> None:
+    own = Job.parse(document("rlhf_trainer.algorithms.grpo:GRPO", {}), Path())
+    tried: list[Job] = []
+    cluster = Cluster((NodeGroup(gpu=GPUS["a100-80g"], count=1, gpus_per_node=1),))
+
+    def fits(other: Job, _: Cluster) -> bool:
+        tried.append(other)
+        return False
+
+    assert remedies_of(own, cluster, fits) == ()
+    assert len(tried) > 3
+    assert all("actor" in other.models() for other in tried)
 
 
 def test_options_are_fields_of_the_class_and_of_its_base(folder: Path) -> None:
