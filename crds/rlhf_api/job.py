@@ -111,6 +111,11 @@ class Job(Spec):
         return by_hand or (placement.mode == "Auto" and stale) or self.generates_elsewhere
 
     @property
+    def max_staleness(self) -> int:
+        """Most updates of the policy between the generation of a response and a step that learns from it."""
+        return self.spec.rollout.max_staleness + int(self.spec.algorithm.replayed_steps)
+
+    @property
     def generates_elsewhere(self) -> bool:
         """Whether servers that are not part of the job generate its responses."""
         return self.spec.rollout.endpoints is not None

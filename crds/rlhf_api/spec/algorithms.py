@@ -64,6 +64,8 @@ class Algorithm(Spec):
     """Whether a job may name no reward although the algorithm's step has a parameter `reward`."""
     workers: ClassVar[Mapping[str, type]] = {}
     """Parameter of the step -> the algorithm's own worker class; other parameters get the trainer's workers."""
+    replayed_steps: ClassVar[Any] = 0
+    """Number of earlier steps whose responses a step learns from again; perhaps a property."""
 
     data: ClassVar[str]
     """Kind of the data's rows: a `RowKind`."""
@@ -163,8 +165,7 @@ class Preference(Algorithm):
     """Implicit rewards of one side of pairs: a pure method of log_ratios to the reference, if any, and of tokens."""
     losses: ClassVar[Callable[..., Any]]
     """Loss of each row, [B]: a pure method. Of pairs: of the rewards of the chosen and the rejected responses, and a
-    function log_sigmoid. Of responses with a label: of log_ratios, desirable and reference_point. All are [B].
-    """
+    function log_sigmoid. Of responses with a label: of log_ratios, desirable and reference_point. All are [B]."""
 
     beta: float = Field(0.1, gt=0, description="Strength (beta) by which the loss keeps the actor near the reference.")
 

@@ -86,6 +86,28 @@ def test_an_own_algorithm_learns_and_goes_on(project: Path) -> None:
     assert '"""None."""' in (output / "better-half" / "algorithm-from-000003.py").read_text()
 
 
+REPLAY = "--set=better-half:algorithm={name: Custom, entrypoint: 'replay:Replay', options: {kl: {coefficient: 0}}}"
+
+
+@pytest.mark.slow
+def test_a_replay_buffer_is_the_same_after_a_resume(project: Path) -> None:
+    """Of three batches, on two ranks; the generator may also be an update ahead."""
+    weights, steps = [], "--set=better-half:training.totalSteps="
+    for name, lengths in (("whole", (5,)), ("resumed", (2, 5))):
+        for length in lengths:
+            output = project / f"replay-{name}"
+            done = command("run", project / "job.yaml", f"--output={output}", REPLAY, *SHORT, f"{steps}{length}")
+            assert done.returncode == 0, done.stderr
+            assert not re.search("StaleWeights|learns from the responses of|off 1 by|disagree", done.stdout)
+        assert [each["staleness"] for each in records(output / "better-half")] == [0, 1, 2, 2, 2]
+        weights.append((output / "better-half" / "model" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    ahead = ["--set=better-half:rollout.maxStaleness=1", f"{steps}5"]
+    done = command("run", project / "job.yaml", f"--output={project / 'ahead'}", REPLAY, *SHORT, *ahead)
+    assert done.returncode == 0, done.stderr
+    assert max(each["staleness"] for each in records(project / "ahead" / "better-half")) == 3
+
+
 POINTS = (
     *("--set=training.totalSteps=3", "--set=resources.slotsPerNode=2"),
     "--set=data.train={entrypoint: 'sums:rows', arguments: {count: 20, largest: 9}}",

@@ -19,6 +19,7 @@ from tests.trainer.tiny import divisible_config, save_tiny
 from tests.trainer.weights import weights_on_first_rank, whole_weights
 
 Tensors = dict[str, torch.Tensor]
+KEPT = torch.arange(6.0).view(2, 3)
 
 
 def trainer_of(folder: str, layout: ParallelSizes, *, recompute: bool = False) -> Trainer:
@@ -56,7 +57,9 @@ def save_and_go_on(model: str, folder: str, layout: ParallelSizes) -> tuple[Tens
     saved = train(trainer, range(1, 3))
     torch.manual_seed(7 + torch.distributed.get_rank())
     done: list[bool] = []
+    trainer.state.own_tensors["kept"] = KEPT[:, 1:]  # a part
     trainer.state.begin_save(Path(folder), then=lambda: done.append(True), copies=True)
+    trainer.state.own_tensors["kept"] = KEPT
     later = train(trainer, range(3, 5))
     trainer.state.end_save()
     assert done == [True]
@@ -68,6 +71,8 @@ def load_and_go_on(model: str, folder: str, layout: ParallelSizes) -> tuple[Tens
     train(trainer, range(1, 2))  # something to be forgotten
     torch.manual_seed(0)
     trainer.state.load(folder)
+    assert trainer.state.own_tensors.keys() == {"kept"}
+    assert torch.equal(trainer.state.own_tensors["kept"], KEPT[:, 1:])
     loaded = weights_on_first_rank(trainer.model)
     drawn = torch.rand(1)
     return loaded, train(trainer, range(3, 5)), drawn

@@ -167,7 +167,7 @@ def disk_errors(what: str, folder: Path) -> Iterator[None]:
         raise EnvironmentProblem(f"{folder}: {what} cannot be written: {error}") from error
 
 
-WEIGHT, MOMENT, REPLICA = "model.", "optimizer.", "replica-"
+WEIGHT, MOMENT, REPLICA, OWN = "model.", "optimizer.", "replica-", "own/tensors.safetensors"
 READERS = 8
 """Number of threads in which a rank reads a checkpoint; an object store answers slowly, but many requests at once."""
 
@@ -180,6 +180,8 @@ class TrainerState:
 
     def __init__(self, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
+        self.own_tensors: dict[str, Tensor] = {}
+        """Further tensors, the same on every rank; the first rank writes them."""
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._sum = ""
@@ -194,12 +196,16 @@ class TrainerState:
         if torch.cuda.is_available():
             random["cuda"] = torch.cuda.get_rng_state()
         pieces = pieces_to_save(self._model.mesh, self._tensors(), self._of_replica())
+        own = {name: each.clone() for name, each in self.own_tensors.items()} if dist.get_rank() == 0 else {}
 
         def write() -> None:
             with disk_errors("the checkpoint", folder):
                 path = Path(_random_file(str(folder)))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_file(random, path)
+                if own:
+                    (folder / OWN).parent.mkdir(exist_ok=True)
+                    save_file(own, folder / OWN)
                 self._sum = write_piece(folder / f"shard-{dist.get_rank()}.safetensors", pieces, torch.float32)
 
         def finish() -> None:
@@ -239,6 +245,8 @@ class TrainerState:
                 torch.random.set_rng_state(states["cpu"])
                 if "cuda" in states and torch.cuda.is_available():
                     torch.cuda.set_rng_state(states["cuda"])
+            if files.exists(f"{folder}/{OWN}"):
+                self.own_tensors.update(load(files.cat_file(f"{folder}/{OWN}")))
 
     def _tensors(self) -> dict[str, Any]:
         """Return all trained weights and Adam's moments by name; before the first step, moments of zeros are made."""

@@ -35,6 +35,7 @@ def stale_weights(seen: Seen) -> Shown | None:
     """Find a generator that moves away from the trainer; a KL that is there by design does not grow like this."""
     kl, rollout = seen.series("kl/rollout"), seen.section("rollout")
     by_design = rollout.get("maxStaleness") or rollout.get("quantization") or rollout.get("kvCache")
+    by_design = by_design or seen.series("staleness").values.any()  # an own step replays rows
     if by_design or len(kl) < MIN_STEPS or not kl.last > max(1e-3, 20 * float(kl.values[0])):
         return None
     step = int(kl.steps[kl.values > 1e-3][0])

@@ -52,8 +52,7 @@ class ActorWorker(GeneratingActor):
         self._algorithm = algorithm
         self.has_scored = old_log_probs == "Pass"
         """Whether `compute_log_prob` makes a forward pass; then only rounding moves the first update's ratio off 1."""
-        rollout = setting.job.spec.rollout
-        differs = rollout.max_staleness > 0 or rollout.is_rounded
+        differs = setting.job.max_staleness > 0 or setting.job.spec.rollout.is_rounded
         self._correction = algorithm.rollout_correction or (RolloutCorrection() if differs else None)
         with_critic = algorithm if isinstance(algorithm, ActorCritic) else None
         self._pretrain = (with_critic.pretrain_coefficient or 0.0) if with_critic else 0.0

@@ -216,6 +216,8 @@ class TrainedModel:
         self.setting = setting
         self.trainer = trainer
         self.tokenizer = setting.tokenizer()
+        self.own_tensors = trainer.state.own_tensors
+        """Tensors by name that a subclass keeps between steps, the same on every rank; checkpoints hold them, too."""
         self._pace: UploadPace | None = None
 
     @register(ONE_TO_ALL)

@@ -191,7 +191,7 @@ class GeneratingActor(ActorWithReference):
         return {"old_log_probs": old}
 
     def begin_scoring(self, batch: Batch) -> None:
-        """Free the generation engine's memory; warn of responses that are staler than `rollout.maxStaleness`."""
+        """Free the generation engine's memory; warn of responses that are staler than `Job.max_staleness`."""
         self.put_generator_to_sleep()
         if not batch.size:
             return
@@ -201,7 +201,7 @@ class GeneratingActor(ActorWithReference):
         recorder.maximum("staleness", stalest)
         for versions, rows in Counter(behind.int().tolist()).items():
             recorder.add(f"staleness_rows/{versions}", rows)
-        if stalest > self.setting.job.spec.rollout.max_staleness:
+        if stalest > self.setting.job.max_staleness:
             newest, version = self.policy_version, self.policy_version - stalest
             recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
 
@@ -212,7 +212,7 @@ class GeneratingActor(ActorWithReference):
         """
         if not self._routing:
             return nullcontext()
-        is_known, self._knows_routing = self._knows_routing or self.setting.job.spec.rollout.max_staleness > 0, True
+        is_known, self._knows_routing = self._knows_routing or self.setting.job.max_staleness > 0, True
         return self._routing.measured(limit=1.0 if is_known else ROUTING_LIMIT[self.setting.compute_dtype])
 
     def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
@@ -232,7 +232,7 @@ class GeneratingActor(ActorWithReference):
         """Warn if the mismatch between generator and trainer, (KL, tokens), is larger than rounding explains."""
         total, tokens = mismatch.tolist()
         rollout = self.setting.job.spec.rollout
-        by_design = rollout.max_staleness or rollout.is_rounded or not rollout.samples_everything
+        by_design = self.setting.job.max_staleness or rollout.is_rounded or not rollout.samples_everything
         if not by_design and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
             message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
             recorder.warn("kl/rollout", message)
