@@ -19,6 +19,7 @@ import check_algorithms
 import generation
 import mixtures
 import rollouts
+import rounds
 from check_demo import PPO, Figure, Row, check, table
 
 from rlhf_api.files import load
@@ -332,6 +333,11 @@ def of_rollouts(folder: Path) -> dict[str, Any]:
     return _ok(generation.all_of_them(folder), "a correction differs, drafts or rounding cost, or a student lags")
 
 
+def between_runs(folder: Path) -> dict[str, Any]:
+    """What people do between two runs: learning in rounds and own asynchronous steps; a figure a system."""
+    return _ok(rounds.rounds(folder), "a round wins too little or collapses, or an own step does not learn")
+
+
 def _ok(row: dict[str, Any], message: str) -> dict[str, Any]:
     if not row.pop("ok"):
         raise FellShortError(message, row)
@@ -540,6 +546,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "delta": delta,
     "thin_lines": thin_lines,
     "rollouts": of_rollouts,
+    "rounds": between_runs,
     "monitoring": monitoring,
     "foreign_inputs": foreign_inputs,
     "size": size,

@@ -9,6 +9,8 @@ from rlhf_api.spec.algorithm_table import ALGORITHMS
 from tests.each import each_case
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+DISTINCT = [path for path in EXAMPLES if path.stem != "22-rounds-dpo"]
+"""Without the example whose jobs repeat those of others."""
 FINISHED = {"helpful-sft": "SFT", "helpful-rm": "RewardModel", "arithmetic-sft": "SFT", "calculator-sft": "SFT"}
 
 

@@ -36,7 +36,7 @@ from rlhf_trainer.telemetry import Report, Span, merge
 from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer
 from rlhf_trainer.workers.data import DataShape
-from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.examples.test_every_example_is_right import DISTINCT, FINISHED
 from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ SHAPES = {Width.ONE: (), Width.PROMPT: (3,), Width.TEXT: (11,), Width.EXPERTS: (
 UNKNOWN = (Width.EXPERTS, Width.BYTES)
 """Widths that a plan does not know; their fields have a byte for each value."""
 SMALL = ["data.maxPromptTokens=3", "data.maxResponseTokens=8"]
-JOBS = {job.name: job for path in EXAMPLES for job in load(path, SMALL, FINISHED)}
+JOBS = {job.name: job for path in DISTINCT for job in load(path, SMALL, FINISHED)}
 
 
 def stand_in(spec: WorkerSpec) -> type:

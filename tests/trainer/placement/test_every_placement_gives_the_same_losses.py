@@ -15,7 +15,7 @@ import pytest
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.examples.test_every_example_is_right import DISTINCT, FINISHED
 from tests.trainer.measured import SHARED
 from tests.trainer.placement.sweep import (
     ROLES,
@@ -187,7 +187,7 @@ def test_padding_rows_of_a_short_last_batch_count_for_nothing(runs: Runs) -> Non
 
 LENGTH = ("training.totalSteps=2", "training.totalEpochs=")
 SMALL = ("data.train.limit=40", *LENGTH, "training.callDeadlineSeconds=360", "evaluation=")
-JOBS = [(path, job.name) for path in EXAMPLES for job in load(path, SMALL, FINISHED) if len(job.models()) > 1]
+JOBS = [(path, job.name) for path in DISTINCT for job in load(path, SMALL, FINISHED) if len(job.models()) > 1]
 
 
 def pools_in_turn(job: Job, groups: Partition) -> str:

@@ -25,14 +25,14 @@ from rlhf_trainer.report.plan_pictures import graph_svg
 from rlhf_trainer.run.graph import graph_of, scorers_of
 from rlhf_trainer.types import register
 from tests.each import each_case
-from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED, jobs_of
+from tests.examples.test_every_example_is_right import DISTINCT, EXAMPLES, FINISHED, jobs_of
 
 LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
 SPLIT = [
     "helpful-ppo:placement.mode=Manual",
     f"helpful-ppo:placement.pools=[{LEFT}, slotsPerNode: 2}}, {RIGHT}, slotsPerNode: 2}}]",
 ]
-ALL = [job for path in EXAMPLES for job in jobs_of(path)]
+ALL = [job for path in DISTINCT for job in jobs_of(path)]
 DRAWN = [*ALL[:3], *(pytest.param(job, marks=pytest.mark.slow) for job in ALL[3:])]
 PARTIAL = sbp_protocol(
     "PARTIAL", takes={"data": AxisPlacement.SPLIT}, gives={"data": AxisPlacement.SPLIT, "tensor": AxisPlacement.PARTIAL}

@@ -24,9 +24,9 @@ from rlhf_trainer.workers.generating_actor import GeneratingActor, GeneratorWork
 from rlhf_trainer.workers.rollout import RolloutWorker
 from rlhf_trainer.workers.samples import COLUMNS, EPISODES, RAW_PROMPTS, TURN_FIELDS
 from tests.each import each_case
-from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED, jobs_of
+from tests.examples.test_every_example_is_right import DISTINCT, EXAMPLES, FINISHED, jobs_of
 
-ALL = [job for path in EXAMPLES for job in jobs_of(path)]
+ALL = [job for path in DISTINCT for job in jobs_of(path)]
 SHAPE = DataShape(rows=640, total_steps=7, evaluation_rows=10, facts=())
 FOLDERS: dict[Role, str] = dict.fromkeys(get_args(Role), "model")
 TRAINS = "{name: trains, models: [actor, reference, reward], slotsPerNode: 2}"
