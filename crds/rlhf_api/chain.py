@@ -12,12 +12,13 @@ from rlhf_api.problems import Problem, SpecError, choice, suggestion
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import CUSTOM, Writing
 from rlhf_api.spec.data import Rows
+from rlhf_api.spec.merging import Merging
 from rlhf_api.status import ReadInput
 
 SCHEME = "job://"
-ACTORS = tuple(name for name, each in ALGORITHMS.items() if "actor" in each.trained)
+ACTORS = tuple(name for name, each in ALGORITHMS.items() if "actor" in each.trained or issubclass(each, Merging))
 """Names of the algorithms whose output is a language model."""
-ADDRESSES = ("uri", "initial", "draft")
+ADDRESSES = ("uri", "initial", "draft", "base")
 """Fields of a spec whose value is the URI of a model, an adapter or a data set."""
 WRITERS = tuple(name for name, each in ALGORITHMS.items() if each.makes == "data")
 """Names of the algorithms whose output is a data set."""
@@ -60,9 +61,16 @@ def _references(job: Job) -> dict[Role, str]:
     return {role: model.uri.removeprefix(SCHEME) for role, model in given if model.uri.startswith(SCHEME)}
 
 
+def merged_models(job: Job, scheme: str = "") -> dict[str, str]:
+    """Return field of the spec -> URI of each model that a job merges, if the URI begins with `scheme`."""
+    merged = job.spec.algorithm.addresses() if isinstance(job.spec.algorithm, Merging) else {}
+    return {field: uri for field, uri in merged.items() if uri.startswith(scheme)}
+
+
 def inputs_of(job: Job) -> set[str]:
     """Return the names of the jobs whose output a job reads."""
-    return {*_references(job).values(), *data_from_jobs(job).values()}
+    merged = (uri.removeprefix(SCHEME) for uri in merged_models(job, SCHEME).values())
+    return {*_references(job).values(), *merged, *data_from_jobs(job).values()}
 
 
 def read_inputs(job: Job) -> tuple[ReadInput, ...]:
@@ -71,7 +79,7 @@ def read_inputs(job: Job) -> tuple[ReadInput, ...]:
     found = []
     for path, value in values.items():
         above, _, field = path.rpartition(".")
-        if field in ADDRESSES and isinstance(value, str):
+        if field in ADDRESSES and isinstance(value, str) and "://" in value:
             made_by = value.removeprefix(SCHEME) if value.startswith(SCHEME) else None
             name, revision = above if field == "uri" else path, values.get(f"{above}.revision")
             found.append(ReadInput(name=name, uri=value, job=made_by, revision=revision))
@@ -94,12 +102,13 @@ def _sources_from_jobs(job: Job) -> dict[str, Rows]:
 def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
     trained = job.spec.algorithm.trained
     read = [
-        (f"spec.models.{job.spec.models.field(role)}", name, _suitable(role, trained=role in trained))
+        (f"spec.models.{job.spec.models.field(role)}.uri", name, _suitable(role, trained=role in trained))
         for role, name in _references(job).items()
     ]
-    read += [(field, name, WRITERS) for field, name in data_from_jobs(job).items()]
+    read += [(f"spec.{field}", uri.removeprefix(SCHEME), ACTORS) for field, uri in merged_models(job, SCHEME).items()]
+    read += [(f"{field}.uri", name, WRITERS) for field, name in data_from_jobs(job).items()]
     for field, name, suitable in read:
-        path = f"{job.name}: {field}.uri"
+        path = f"{job.name}: {field}"
         if name == job.name:
             yield Problem(path, "refers to its own job")
         elif name not in kinds:

@@ -17,8 +17,9 @@ from rlhf_api.spec import job_spec
 from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.spec.custom_algorithm import AlgorithmFacts
 from rlhf_api.spec.deadlines import CALL_SECONDS
-from rlhf_api.spec.job_spec import JobSpec, Model, Optimizer, Pool
+from rlhf_api.spec.job_spec import JobSpec, Model, Optimizer, Placement, Pool
 from rlhf_api.spec.judges import RewardJudge
+from rlhf_api.spec.merging import Merging
 from rlhf_api.status import MappedPool
 
 MAX_NAME_LENGTH = 40
@@ -55,9 +56,10 @@ class Job(Spec):
             context = {"folder": folder}
             add_search_path(folder)
         try:
-            return cls.model_validate(document, by_alias=True, by_name=False, context=context)
+            job = cls.model_validate(document, by_alias=True, by_name=False, context=context)
         except ValidationError as found:
             raise explain(cls, found) from None
+        return job.on_one_slot() if isinstance(job.spec.algorithm, Merging) else job
 
     @model_validator(mode="after")
     def _obeys_the_rules(self) -> Self:
@@ -66,6 +68,15 @@ class Job(Spec):
         if problems := [*rule_problems(self.spec), *(each.within("spec.runtime.") for each in wrong)]:
             raise SpecError(problems)
         return self
+
+    def on_one_slot(self) -> Self:
+        """Return a job that merges models with what its manifest leaves out: one CPU slot, and a layer a step."""
+        spec, pool = self.spec, Pool(name="all", models=("actor",), slots_per_node=1)
+        length = spec.training.model_copy(update={"total_epochs": 1, "batch_size": 1})
+        placed = Placement(mode="Manual", pools=spec.placement.pools or (pool,))
+        changed = self.with_resources(device="CPU")
+        spec = changed.spec.model_copy(update={"training": length, "placement": placed})
+        return changed.model_copy(update={"spec": spec})
 
     @property
     def name(self) -> str:
@@ -237,6 +248,8 @@ class Job(Spec):
 
 def _used_models(spec: JobSpec) -> dict[Role, Model]:
     models = spec.models.by_role()
+    if isinstance(spec.algorithm, Merging):
+        models["actor"] = Model(uri=spec.algorithm.models[0].uri)
     if "actor" in models:
         models.setdefault("reference", _untrained(models["actor"]))  # only used if `used_roles` says so
     for role in spec.algorithm.trained:

@@ -93,7 +93,8 @@ class _Converter:
         schema: Schema = {"items": self.convert(items), "x-kubernetes-list-type": "atomic"}
         if name in KEYS:
             return schema | {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [KEYS[name]]}
-        return schema | ({"x-kubernetes-list-type": "set"} if name in SETS else {})
+        is_set = name in SETS and schema["items"]["type"] != "object"
+        return schema | ({"x-kubernetes-list-type": "set"} if is_set else {})
 
 
 def _described(node: Schema) -> Schema:

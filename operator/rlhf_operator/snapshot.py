@@ -371,7 +371,7 @@ def requests_of(pod: Document) -> Counter[str]:
 
 def inputs_of(spec: Document) -> set[str]:
     """Return the names of the jobs that a spec's models and data come from (job://), even if the spec is wrong."""
-    read = [spec.get(part) for part in ("models", "data", "evaluation")]
+    read = [spec.get(part) for part in ("algorithm", "models", "data", "evaluation")]
     return {uri.removeprefix("job://") for _, uri in strings_in(read) if uri.startswith("job://")}
 
 

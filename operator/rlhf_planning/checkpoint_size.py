@@ -27,10 +27,9 @@ def bytes_at_once(job: Job, shapes: Mapping[Role, Architecture]) -> int:
 
 
 def bytes_of_saving(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Return the bytes on disk while the trained model is saved: the ranks' pieces and the whole model, so twice."""
-    if job.saved not in job.trained():
-        return 0
-    return round(2 * TRAINER.weight_bytes * shapes[job.saved].parameters) if job.saved in shapes else 0
+    """Return the bytes on disk while the made model is saved; for a trained one the ranks' pieces, too, so twice."""
+    copies = 2 if job.saved in job.trained() else int(job.spec.algorithm.makes == "model")
+    return round(copies * TRAINER.weight_bytes * shapes[job.saved].parameters) if job.saved in shapes else 0
 
 
 def in_words(job: Job, shapes: Mapping[Role, Architecture]) -> str:

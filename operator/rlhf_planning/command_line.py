@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TextIO
 
 import typer
@@ -86,3 +87,8 @@ def silence(stream: TextIO) -> None:
     """Redirect a stream whose reader is gone to the null device, so that the flush at exit does not fail either."""
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 a device
         os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def uri_of(place: str) -> str:
+    """Return `place` as a URI; the path of a file or folder becomes a `file://` URI."""
+    return place if "://" in place else Path(place).absolute().as_uri()

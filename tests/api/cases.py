@@ -12,6 +12,7 @@ HEAD = "apiVersion: rlhf.hybridflow.io/v1alpha1\nkind: RLHFJob\nmetadata: {name:
 RL = "training: {totalSteps: 3, promptBatchSize: 8}"
 OFFLINE = "training: {totalSteps: 3, batchSize: 8}"
 DATA = "data: {train: {uri: hf://data}}"
+MERGE = "algorithm: {name: Merge, models: [{uri: hf://a}, {uri: hf://b, weight: 2}]}"
 SEVERAL = "rollout: {samplesPerPrompt: 4}"
 URIS = {"actor": "hf://a", "critic": "hf://c", "reward": "hf://r", "cost": "hf://k", "teacher": "hf://t"}
 
@@ -23,7 +24,7 @@ def small_spec(algorithm: type[Algorithm]) -> list[str]:
     return [f"models: {{{', '.join(models)}}}", OFFLINE if algorithm.offline else RL, *several]
 
 
-SPECS = {name: small_spec(algorithm) for name, algorithm in ALGORITHMS.items()}
+SPECS = {name: small_spec(algorithm) for name, algorithm in ALGORITHMS.items() if name != "Merge"} | {"Merge": []}
 """A small right spec of each algorithm."""
 
 ROLES = ("actor", "critic", "reference", "reward", "cost", "teacher")
@@ -73,7 +74,8 @@ class Update(NamedTuple):
 
 def made(base: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     """A document of the base algorithm with `--set` overrides."""
-    body = "\n".join(f"  {line}" for line in [f"algorithm: {{name: {base}}}", DATA, *SPECS[base]])
+    first = [MERGE] if base == "Merge" else [f"algorithm: {{name: {base}}}", DATA]
+    body = "\n".join(f"  {line}" for line in [*first, *SPECS[base]])
     (document,) = kubectl_yaml.read(f"{HEAD}spec:\n{body}\n", "")
     return copy.deepcopy(apply(overrides, [document])[0])
 
@@ -123,7 +125,13 @@ WORKER_TEMPLATE = """{spec: {
         {name: ray-worker, resources: {limits: {rdma/hca: 4}, claims: [{name: nic}]}, env: [{name: A, value: b}],
          volumeMounts: [{name: data, mountPath: /tmp/data}]},
         {name: mine, image: x, command: [sleep]}]}}"""
+BASED = ("algorithm.method=TIES", "algorithm.base=hf://s", "algorithm.density=0.5")
+TWO_SLOTS = _pools(_pool("a", "actor", 2))
 RIGHT: dict[str, Case] = {
+    "a merge from a base": Case("Merge", (*BASED, "training.seed=3", "training.callDeadlineSeconds=9")),
+    "a merge as a run has it": Case(
+        "Merge", ("training={batchSize: 1, totalEpochs: 1}", "resources={device: CPU}", _pools(_pool("a", "actor")))
+    ),
     **{f"a small {name}": Case(name, ()) for name in SPECS},
     "null is unset where there is a default": Case("PPO", ("algorithm.discount=", "training.seed=", "rollout=")),
     "null is unset where there is none": Case("PPO", ("data.train.limit=", "evaluation=", "models.reference=")),
@@ -342,6 +350,30 @@ RIGHT: dict[str, Case] = {
 }
 
 WRONG: dict[str, Case] = {
+    "a merge of one model": Case("Merge", ("algorithm.models=[{uri: hf://a}]",), "spec.algorithm.models"),
+    "an arc between three models": Case(
+        "Merge",
+        ("algorithm.method=SLERP", "algorithm.models=[{uri: hf://a}, {uri: hf://b}, {uri: hf://c}]"),
+        "spec.algorithm.models",
+    ),
+    "a weight of nothing": Case("Merge", ("algorithm.models.0.weight=0",), "spec.algorithm.models.0.weight"),
+    "changes without a base": Case("Merge", ("algorithm.method=DARE",), "spec.algorithm.base"),
+    "a base without changes": Case("Merge", ("algorithm.base=hf://s",), "spec.algorithm"),
+    "a density without changes": Case("Merge", ("algorithm.density=0.5",), "spec.algorithm"),
+    "data of a merge": Case("Merge", (DATA.replace(": ", "=", 1),), "spec.data.train"),
+    "another model of a merge": Case("Merge", ("models.actor={uri: hf://a}",), "spec.models.actor"),
+    "an evaluation of a merge": Case("Merge", ("evaluation={data: {uri: hf://x}}",), "spec.evaluation"),
+    "steps of a merge": Case("Merge", ("training.totalSteps=3",), "spec.training.totalSteps"),
+    "a batch of layers": Case("Merge", ("training.batchSize=2",), "spec.training.batchSize"),
+    "a merge twice": Case("Merge", ("training.totalEpochs=2",), "spec.training.totalEpochs"),
+    "a merge on GPUs": Case("Merge", ("resources.device=GPU",), "spec.resources.device"),
+    "a merge on two nodes": Case("Merge", ("resources.nodes=2",), "spec.resources.nodes"),
+    "a merge on two slots": Case("Merge", ("resources.slotsPerNode=2",), "spec.resources.slotsPerNode"),
+    "a merge in a pool of two nodes": Case(
+        "Merge", (_pools("{name: a, models: [actor], nodes: 2, slotsPerNode: 1}"),), "spec.placement.pools.0.nodes"
+    ),
+    "a merge in a pool of two slots": Case("Merge", (TWO_SLOTS,), "spec.placement.pools.0.slotsPerNode"),
+    "no data at all": Case("SFT", ("data=",), "spec.data.train"),
     "several sets for SFT": Case(
         "SFT", ("evaluation={data: {sets: [{name: a, uri: hf://x}]}}",), "spec.evaluation.data.sets"
     ),
@@ -513,7 +545,7 @@ WRONG: dict[str, Case] = {
     "an unknown algorithm": Case("PPO", ("algorithm.name=SGD",), "spec.algorithm.name"),
     "no data": Case("PPO", ("data={}",), "spec.data.train"),
     "data that is null": Case("PPO", ("data.train=",), "spec.data.train"),
-    "no models": Case("PPO", ("models=",), "spec.models"),
+    "no models": Case("PPO", ("models=",), "spec.models.actor"),
     "no training": Case("PPO", ("training=",), "spec.training"),
     "a model without a source": Case("PPO", ("models.actor={}",), "spec.models.actor.uri"),
     "text for a whole number": Case("PPO", ('training.seed="3"',), "spec.training.seed"),

@@ -14,6 +14,7 @@ from tests.each import each_case
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
 ACTORS = choice(name for name, each in ALGORITHMS.items() if "actor" in each.trained and name != "SFT")
+MAKERS = ACTORS.replace(" or ", ", ") + " or Merge"
 BETAS = choice(name for name, each in ALGORITHMS.items() if "beta" in each.model_fields)
 KINDS = choice([*ALGORITHMS, "Custom"])
 MINI = f"{PPO}:training.miniBatchSize=8"
@@ -110,7 +111,7 @@ MISTAKES = {
         f"{SFT}: spec.algorithm",
         'is "SFT" (text), expected a mapping',
     ),
-    "a missing field": ([f"{SFT}:data={{}}"], f"{SFT}: spec.data.train", "is missing"),
+    "a missing field": ([f"{SFT}:data={{}}"], f"{SFT}: spec.data.train", "is missing, SFT needs it"),
     "text for a whole number": (
         [f'{PPO}:training.totalSteps="3"'],
         f"{PPO}: spec.training.totalSteps",
@@ -519,7 +520,7 @@ MISTAKES = {
     "a reward model as actor": (
         [f"{PPO}:models.actor.uri=job://helpful-reward"],
         f"{PPO}: spec.models.actor.uri",
-        f'"helpful-reward" is a job of RewardModel, expected SFT, {ACTORS}',
+        f'"helpful-reward" is a job of RewardModel, expected SFT, {MAKERS}',
     ),
     "an actor as critic": (
         [f"{REWARD}:models.reward.uri=job://helpful-ppo"],

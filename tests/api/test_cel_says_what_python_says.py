@@ -156,9 +156,9 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     known = {info.alias for info in ALGORITHMS[name].model_fields.values()}
     document["algorithm"] |= {option: value for option, value in draw(OPTIONS).items() if option in known}
     for role, model in draw(st.dictionaries(st.sampled_from(ROLES), st.none() | MODEL, max_size=3)).items():
-        document["models"][role] = model
+        document.setdefault("models", {})[role] = model
     if draw(st.booleans()):
-        document["models"]["reward"] = draw(MODEL | CODE | TERMS.map(lambda terms: {"sum": terms}))
+        document.setdefault("models", {})["reward"] = draw(MODEL | CODE | TERMS.map(lambda terms: {"sum": terms}))
     for part in draw(st.sets(st.sampled_from(list(PARTS)), max_size=4)):
         document[part] = {**document.get(part, {}), **draw(PARTS[part])}
     return document

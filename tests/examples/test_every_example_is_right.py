@@ -1,4 +1,4 @@
-"""Every manifest under examples/ is valid beside the finished jobs of examples 01 and 12."""
+"""Every manifest under examples/ is valid beside the finished jobs of examples 01, 09 and 12."""
 
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 DISTINCT = [path for path in EXAMPLES if path.stem != "22-rounds-dpo"]
 """Without the example whose jobs repeat those of others."""
 FINISHED = {"helpful-sft": "SFT", "helpful-rm": "RewardModel", "arithmetic-sft": "SFT", "calculator-sft": "SFT"}
+FINISHED |= {"helpful-ppo": "PPO", "safe-rlhf": "SafeRLHF"}
 
 
 @cache

@@ -14,6 +14,7 @@ from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.hardware import GB, GPUS, Cluster, Gpu, NodeGroup
 from tests.mapper.oracles.testbed import MODELS
 
+HEAD = {"apiVersion": "rlhf.hybridflow.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "job"}}
 SCORERS: tuple[Role, ...] = ("critic", "reward", "cost", "cost_critic")
 OFFLINE = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.offline)
 ROLES: dict[str, tuple[Role, ...]] = {
@@ -25,6 +26,9 @@ ROLES: dict[str, tuple[Role, ...]] = {
 
 def job_of(algorithm: str, models: dict[str, Any] | None = None, **changes: Any) -> Job:
     """A job of 64 rows a step; models: what a role has besides its URI; data: besides train."""
+    if algorithm == "Merge":
+        merged = {"name": algorithm, "models": [{"uri": "hf://org/model"}] * 2}
+        return Job.parse({**HEAD, "spec": {"algorithm": merged, **changes}})
     roles = ROLES[algorithm]
     options = changes.pop("options", {})
     spec: dict[str, Any] = {
@@ -35,9 +39,7 @@ def job_of(algorithm: str, models: dict[str, Any] | None = None, **changes: Any)
         | changes.pop("training", {}),
         **changes,
     }
-    return Job.parse(
-        {"apiVersion": "rlhf.hybridflow.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "job"}, "spec": spec}
-    )
+    return Job.parse({**HEAD, "spec": spec})
 
 
 def shapes_of(job: Job, model: Architecture = MODELS["7B"]) -> dict[Role, Architecture]:

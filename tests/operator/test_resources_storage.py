@@ -55,7 +55,8 @@ def test_the_job_file_of_every_example_is_right(name: str, there: Any) -> None:
     assert parsed.spec.resources.device == mapping.device
     pools = [(pool.name, pool.models, pool.nodes, pool.slots_per_node) for pool in parsed.spec.placement.pools]
     assert pools == [(pool.name, pool.models, pool.nodes, pool.slots_per_node) for pool in mapping.pools]
-    for sizes in mapping.sizes:
+    merges = job.spec.algorithm.name == "Merge"  # it names no model by role, and has one slot on any nodes
+    for sizes in () if merges else mapping.sizes:
         cut = parsed.models()[sizes.role].parallelism
         assert cut
         assert (cut.pipeline, cut.tensor, cut.data) == (sizes.pipeline, sizes.tensor, sizes.data)
@@ -68,7 +69,7 @@ def test_an_attempt_on_other_nodes_is_the_same_experiment(name: str) -> None:
     job = example_jobs()[name]
     first, second = given(job), given(job, nodes(4, 8, A100), attempt=2)
     resolved = [Job.parse(each).model_dump(mode="json", by_alias=True) for each in (first, second)]
-    assert first != second
+    assert first != second or job.spec.algorithm.name == "Merge"
     assert changes(*resolved) == []
     assert identity(resolved[0], {}) == identity(resolved[1], {})
 

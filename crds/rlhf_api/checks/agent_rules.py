@@ -44,7 +44,7 @@ def agents() -> Iterator[Rule]:
 
 def _learns(each: type[Algorithm]) -> bool:
     """Whether an algorithm can learn from episodes with branches."""
-    return issubclass(each, PolicyGradient) and not sums_over_rows(each) and not READERS & {*each.models}
+    return issubclass(each, PolicyGradient) and not sums_over_rows(each) and not READERS & {*each.parameters}
 
 
 def sums_over_rows(each: type[Algorithm]) -> bool:

@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 from rlhf_api.checks.agent_rules import MAKES_DATA, MODELS_OF_SUM, REWARD_MODEL, agents, sums_over_rows
 from rlhf_api.checks.code_rules import AGENT, ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
 from rlhf_api.checks.log_prob_rules import STALE, corrections, log_probs
+from rlhf_api.checks.merge_rules import MERGES, merges
 from rlhf_api.checks.parallel_rules import compression, experts_of_actor, sizes_of_generation
 from rlhf_api.checks.rule import NAME, Rule, algorithm
 from rlhf_api.checks.speculation_rules import speculation
@@ -105,7 +106,7 @@ def _models() -> Iterator[Rule]:
         given = Field(f"models.{role}").is_given
         if role != "reference":
             elsewhere = {"reward": MAY_LACK_REWARD | ENVIRONMENT | AGENT, "teacher": ON_SERVERS}
-            needed = _uses(role) & ~elsewhere[role] if role in elsewhere else _uses(role)
+            needed = _uses(role) & ~elsewhere.get(role, MERGES)
             yield Rule(f"models.{role}", needed.implies(given), "is missing, {name} needs it")
     rows, least = Field("algorithm.rows"), Field("algorithm.minReward")
     for option, asks in (("rows", rows.is_given & ~(rows == "Responses")), ("minReward", least.is_given)):
@@ -161,10 +162,10 @@ def _algorithm() -> Iterator[Rule]:
 
 def _batches() -> Iterator[Rule]:
     one_length = Field("training.totalSteps").is_given != Field("training.totalEpochs").is_given
-    yield Rule("training", one_length, "expected exactly one of totalSteps and totalEpochs")
+    yield Rule("training", MERGES | one_length, "expected exactly one of totalSteps and totalEpochs")
     for size, other, used in (("promptBatchSize", "batchSize", ONLINE), ("batchSize", "promptBatchSize", OFFLINE)):
         given = Field(f"training.{size}").is_given
-        yield Rule(f"training.{size}", used.implies(given), "is missing, {name} needs it")
+        yield Rule(f"training.{size}", (used & ~MERGES).implies(given), "is missing, {name} needs it")
         yield Rule(f"training.{size}", given.implies(used), f"is not for {{name}}; use {other}")
     fused = Field("training.fuseUpdates") == Training.model_fields["fuse_updates"].default
     with_critic = algorithm(lambda each: issubclass(each, ActorCritic))
@@ -354,7 +355,7 @@ def _apart() -> Iterator[Rule]:
 
 PARTS = (
     *(_models, _shapes, experts_of_actor, compression, _algorithm, _batches, _sampling, log_probs, corrections),
-    *(_lengths, _pretraining, _placement, _apart, distillation, user_code, agents, pods, speculation),
+    *(_lengths, _pretraining, _placement, _apart, distillation, user_code, agents, pods, speculation, merges),
 )
 RULES = tuple(rule for part in PARTS for rule in part())
 

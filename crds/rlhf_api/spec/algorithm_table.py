@@ -39,9 +39,9 @@ def _found() -> Iterator[type[Algorithm]]:
 
 
 def _place(algorithm: type[Algorithm]) -> tuple[bool, bool, bool, str]:
-    """Return the sort key: learners from data, from pairs, from advantages, then writers of data; each by paper."""
+    """Return the sort key: learners from data, from pairs, from advantages, then those that train nothing; by paper."""
     kinds = issubclass(algorithm, PolicyGradient), issubclass(algorithm, Preference)
-    return (algorithm.makes == "data", *kinds, algorithm.paper)
+    return (not algorithm.trained, *kinds, algorithm.paper)
 
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(

@@ -28,7 +28,7 @@ RESPONSE_COLUMNS = frozenset({"prompt", "response", "reward", "reward_parts", "f
 PAIR_COLUMNS = frozenset({"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"})
 CUSTOM = "Custom"
 """Name by which a manifest's `algorithm` says that its class is the user's own."""
-RowKind = Literal["prompts", "completions", "labelled_completions", "pairs", "safety_pairs"]
+RowKind = Literal["prompts", "completions", "labelled_completions", "pairs", "safety_pairs", "layers"]
 """Kind of data rows that an algorithm may read; the first parameter of its step names one."""
 OBJECTIVE_INPUTS = ("log_probs", "old_log_probs", "advantages", "mask", "token_weights")
 """Names that the parameters of an algorithm's own `objective` may have."""
@@ -69,7 +69,7 @@ class Algorithm(Spec):
 
     data: ClassVar[str]
     """Kind of the data's rows: a `RowKind`."""
-    models: ClassVar[list[str]]
+    parameters: ClassVar[list[str]]
     """Parameters of the step after the first: models, and workers such as `advantage`."""
     calls: ClassVar[tuple[Call, ...]]
     """Calls of models' methods in one step of the algorithm, in order."""
@@ -101,20 +101,20 @@ class Algorithm(Spec):
         calls: list[Call] = []
         cls.step(_Recorded("batch", []), **{name: _Recorded(name, calls) for name in models})
         cls.set_step(data, models, calls)
-        if "advantage" in cls.models and not hasattr(cls, "advantage"):
+        if "advantage" in cls.parameters and not hasattr(cls, "advantage"):
             raise TypeError(f"the step of {tag_of(cls) or cls.__name__} asks for an advantage, and it has none")
-        if others := cls.workers.keys() - set(cls.models):
+        if others := cls.workers.keys() - set(cls.parameters):
             raise TypeError(f"workers has {choice(sorted(others))}, which is no parameter of the step")
 
     @classmethod
     def set_step(cls, data: str, models: Sequence[str], calls: Sequence[Call]) -> None:
         """Set the class attributes that follow from the step's parameters and calls."""
-        cls.data, cls.models, cls.calls = data, [*models], tuple(calls)
+        cls.data, cls.parameters, cls.calls = data, [*models], tuple(calls)
         updated = {model for model, method in calls if method.startswith("update_")}
-        roles: list[Role] = [role for role in get_args(PlacedRole) if role in cls.models]
+        roles: list[Role] = [role for role in get_args(PlacedRole) if role in cls.parameters]
         cls.trained = tuple(role for role in roles if role in updated)
         cls.frozen = tuple(role for role in roles if role not in cls.trained)
-        cls.makes = "model" if cls.trained else "data"
+        cls.makes = "model" if cls.trained or data == "layers" else "data"
         called = {method for _, method in cls.calls}
         cls.offline = data != "prompts" and "generate_sequences" not in called
         cls.chooses_pairs = "choose_pairs" in called

@@ -78,7 +78,7 @@ def algorithm_facts(algorithm: Algorithm) -> AlgorithmFacts:
         {
             "base": base,
             "data": algorithm.data,
-            "models": algorithm.models,
+            "models": algorithm.parameters,
             "calls": [f"{model}.{method}" for model, method in algorithm.calls],
             "holds": [name for name in HOLDS if getattr(algorithm, name, False)],
             "own_workers": list(algorithm.workers),
@@ -120,7 +120,7 @@ def load_algorithm(given: Custom) -> Algorithm:
     except Exception as error:
         where = line_of(error, [package_of(found.__module__)])
         raise OwnCodeError(f"{OPTIONS}: {given.entrypoint} raised {describe_error(error)}{where}") from error
-    if isinstance(made, PolicyGradient) and made.kl.coefficient and "reference" not in made.models:
+    if isinstance(made, PolicyGradient) and made.kl.coefficient and "reference" not in made.parameters:
         if "coefficient" in made.kl.model_fields_set:
             message = f"is {made.kl.coefficient}, but the step has no reference; expected 0"
             raise SpecError([Problem(f"{OPTIONS}.kl.coefficient", message)])

@@ -146,7 +146,7 @@ HeldOutData = Annotated[
 class Data(Spec):
     """Rows of a job, and how much of a row a model sees."""
 
-    train: TrainData
+    train: TrainData = Field(DataMix.model_construct(mix=()), exclude_if=lambda data: not data.sources(""))
     """The rows to train on: of a data set (uri), of several (mix), or of a function (entrypoint)."""
     order: EntryPoint | None = None
     """A function of your own that orders the rows of an epoch; unset: shuffled by training.seed."""

@@ -345,10 +345,10 @@ class JobSpec(Spec):
     """Spec of one job."""
 
     algorithm: AnyAlgorithm = Field(description="Algorithm of the job, and its options.")
-    models: Models = Field(description="Models that the algorithm trains or uses.")
-    data: Data = Field(description="Data sets of the job, and limits of their rows.")
+    models: Models = Field(Models(), description="Models that the algorithm trains or uses.")
+    data: Data = Field(Data(), description="Data sets of the job, and limits of their rows.")
     rollout: Rollout = Field(Rollout(), description="Sampling of responses; RL only.")
-    training: Training = Field(description="Length, batches and precision of the training.")
+    training: Training = Field(Training(), description="Length, batches and precision of the training.")
     evaluation: Evaluation | None = Field(None, description="Measurements on held-out data.")
     watch: Watch = Field(Watch(), description="Reactions to problems of the run that raise no error.")
     checkpoint: Checkpoint = Field(Checkpoint(), description="Saving of checkpoints: when, how many and where.")

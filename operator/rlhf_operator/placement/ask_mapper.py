@@ -142,6 +142,8 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
         need = " and ".join(f"{pool.nodes} x {pool.slots_per_node} GPUs for pool {pool.name}" for pool in pools)
         raise NoPlaceError(f"the pools of spec.placement need {need}, but {capacity.as_clause}")
     by_hand = place(job.with_resources(device=capacity.device), (slots if capacity.device == "GPU" else 0,))
+    if job.spec.algorithm.data == "layers":
+        return by_hand, "a step merges one layer"
     shapes = shapes_of(job, snapshot)
     if shapes.why_unknown:
         return by_hand, shapes.why_unknown

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.chain import SCHEME
+from rlhf_api.chain import ADDRESSES, SCHEME
 from rlhf_api.job import Job
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.status import MappedPlacement
@@ -61,7 +61,7 @@ def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInpu
 
 def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> None:
     used = job.models()
-    for sizes in mapping.sizes:
+    for sizes in mapping.sizes if job.spec.algorithm.data != "layers" else ():  # a merge names no roles
         models: Any = spec["models"]
         *parents, last = job.spec.models.field(sizes.role).split(".")
         for name in parents:
@@ -76,13 +76,13 @@ def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> No
 
 
 def _tell_uris(found: Any, inputs: Mapping[str, ObservedInput]) -> None:
-    """Replace job:// and pvc:// URIs by folders in the pod, in place, in each field `uri`, `initial` or `draft`."""
+    """Replace job:// and pvc:// URIs by folders in the pod, in place, in each field of ADDRESSES."""
     if isinstance(found, list):
         for each in found:
             _tell_uris(each, inputs)
     elif isinstance(found, dict):
         for name, value in found.items():
-            is_address = name in ("uri", "initial", "draft") and isinstance(value, str)
+            is_address = name in ADDRESSES and isinstance(value, str)
             if is_address and value.startswith((SCHEME, storage.PVC)):
                 found[name] = storage.in_pod(value, inputs)
             else:

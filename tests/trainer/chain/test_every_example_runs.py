@@ -26,8 +26,8 @@ STEPS = 2
 SHORT = [f"--set=training.totalSteps={STEPS}", "--set=data.train.limit=200", "--set=evaluation.data.limit=6"]
 DEFAULT = ("02-helpful-grpo", "09-safe-rlhf")
 """Four algorithms' jobs; one step of each of the others runs in test_every_algorithm_takes_a_step.py."""
-ELSEWHERE = ("16-best-of-n-sft", "20-distillation", "22-rounds-dpo")
-"""Their jobs write data sets (test_responses_become_a_data_set.py), or need no reward (placement, of a teacher)."""
+ELSEWHERE = ("16-best-of-n-sft", "20-distillation", "22-rounds-dpo", "23-merge")
+"""They write data sets (test_responses_become_a_data_set.py), merge, or need no reward (placement, of a teacher)."""
 ALWAYS = {"reward/mean", "response_length/mean"}
 POLICY = ALWAYS | {"kl/reference", "kl/rollout", "ratio/first_max_deviation", "loss/policy", "entropy"}
 OF = {

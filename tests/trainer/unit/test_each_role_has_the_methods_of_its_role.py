@@ -65,6 +65,7 @@ METHODS: Mapping[str, Mapping[str, set[str]]] = {
     "SafeRLHF": {**WITH_CRITIC, "cost_critic": CRITIC, "cost": {"compute_cost"}},
     "VAPO": WITH_CRITIC,
     "Distillation": {**RL, "teacher": {"compute_log_prob"}},
+    "Merge": {"actor": {"merge"}},
     "Generate": {
         "actor": {"generate_sequences"},
         "reward": {"compute_reward"},
@@ -73,7 +74,7 @@ METHODS: Mapping[str, Mapping[str, set[str]]] = {
 }
 LEFT_OUT = {(name, "reference") for name in ("VAPO", "OPO", "CISPO", "Distillation")}
 """Models that a job without a KL penalty does without."""
-ROLES = sorted({(name, role) for name, each in ALGORITHMS.items() for role in each.models} - LEFT_OUT)
+ROLES = sorted({(name, role) for name, each in ALGORITHMS.items() for role in each.parameters} - LEFT_OUT)
 ALL = set().union(*(methods for roles in METHODS.values() for methods in roles.values()))
 SAMPLES = {"rollout": {"samplesPerPrompt": 4}}
 ALONE = ParallelSizes(data=1)

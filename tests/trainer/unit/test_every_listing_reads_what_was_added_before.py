@@ -60,7 +60,8 @@ def calls_of(name: str, *, has_pretrain: bool = False, without: tuple[str, ...] 
     calls: list[str] = []
     workers = workers_of(algorithm).items()
     models = {name: Declared(name, marks_of(name, each, algorithm), calls) for name, each in workers}
-    loaded = Names(dict.fromkeys(batch_fields(algorithm, has_pretrain=has_pretrain), "data"))
+    fields = ("layer",) if algorithm.data == "layers" else batch_fields(algorithm, has_pretrain=has_pretrain)
+    loaded = Names(dict.fromkeys(fields, "data"))
     algorithm.step(loaded, **{name: model for name, model in models.items() if name not in without})
     return calls
 
@@ -68,7 +69,7 @@ def calls_of(name: str, *, has_pretrain: bool = False, without: tuple[str, ...] 
 @each_case("name", ALGORITHMS)
 def test_every_field_that_is_read_was_added_before(name: str) -> None:
     asked = {call.partition(".")[0] for call in calls_of(name)}
-    assert asked == set(ALGORITHMS[name].models)
+    assert asked == set(ALGORITHMS[name].parameters)
 
 
 def test_safe_rlhf_with_one_critic_and_ppo_with_pretraining() -> None:

@@ -15,9 +15,9 @@ from rlhf_api.files import dump
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithms import Writing
+from rlhf_planning.command_line import uri_of
 from rlhf_trainer import spmd
 from rlhf_trainer.algorithms.generate import Generate
-from rlhf_trainer.commands.cli import uri_of
 from rlhf_trainer.data.order import Order
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError

@@ -101,6 +101,12 @@ class Cost(Protocol[B]):
     def compute_cost(self, batch: B) -> B: ...
 
 
+class Merger(Protocol[B_contra]):
+    """Maker of one model of several: of a batch's layers, whose fields are `layer` [B], it writes files."""
+
+    def merge(self, batch: B_contra) -> Any: ...
+
+
 class Responses(Protocol[B_contra]):
     """Writer of the responses that a job generates as a data set."""
 

@@ -16,7 +16,7 @@ import yaml
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import Problem, SpecError
-from rlhf_planning.command_line import Follow, Once, Program, print_errors
+from rlhf_planning.command_line import Follow, Once, Program, print_errors, uri_of
 from rlhf_planning.lengths import METAVAR
 from rlhf_trainer.commands import run_commands, size_command
 from rlhf_trainer.commands.ending import ending
@@ -381,11 +381,6 @@ def valid_jobs(file: Path, sets: Sequence[str] | None, output: Path) -> list[Job
 def run_folder(file: Path, output: Path | None) -> Path:
     """Return the run folder of a manifest: `output`, or runs/<file name>."""
     return output or Path("runs") / file.stem
-
-
-def uri_of(place: str) -> str:
-    """Return `place` as a URI; the path of a file or folder becomes a `file://` URI."""
-    return place if "://" in place else Path(place).absolute().as_uri()
 
 
 def main() -> None:

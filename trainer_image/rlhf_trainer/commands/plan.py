@@ -1,6 +1,7 @@
 """`rlhf plan`: placement and parallel sizes of the models of a manifest, and the predicted step."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,9 @@ def plans_of(
         jobs, slots = with_cpu_slots(jobs, output)
     plans = []
     for job in (job for job in jobs if job.name in names):
+        if job.spec.algorithm.data == "layers":
+            sys.stderr.write(f"{job.name}: merges models on one CPU slot; its steps are not predicted\n")
+            continue
         machines = in_worker_pods(cluster, job) if cluster else local_cluster(job, gpus_here)
         device = device_of(job, machines)
         runs = {run: read_run(run).jobs for run in calibrate}
@@ -139,7 +143,7 @@ def print_plans(plans: Sequence[JobPlan], *, in_json: bool, graph: bool, svg: Pa
     """Print plans as JSON, graphs of calls, or text and tables; then EnvironmentProblem if a job does not fit."""
     if in_json:
         documents = [*documents_of(plans).values()]
-        typer.echo(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
+        typer.echo(json.dumps(documents if len(documents) != 1 else documents[0], indent=2))
     elif graph:
         _draw(plans, svg)
     else:

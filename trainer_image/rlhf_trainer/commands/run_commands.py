@@ -1,11 +1,14 @@
-"""Commands about runs: `rlhf why`, `reproduce`, `ui` and `serve`; their imports take time that others do not need."""
+"""Commands about runs (`why`, `reproduce`, `ui`, `serve`, `merge`); their imports take time that others do not need."""
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 
-from rlhf_planning.command_line import Program
+from rlhf_api.names import API_VERSION, KIND
+from rlhf_planning.command_line import Program, uri_of
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder: the --output of `rlhf run`.")]
 
@@ -67,9 +70,31 @@ def serve(
     serve_until_stopped(place, host=host, port=port, options=options or ())
 
 
+def merge(
+    models: Annotated[list[str], typer.Argument(help="Language models: folders, or URIs such as hf://.")],
+    output: Annotated[Path, typer.Option(help="Run folder; the model is in its folder merge/model.")],
+    by: Annotated[str, typer.Option(metavar="Linear|SLERP|TIES|DARE|OT", help="Method.")] = "Linear",
+    weights: Annotated[str, typer.Option(metavar="NUMBER,...", help="Weights of the models; default: 1.")] = "",
+    base: Annotated[str | None, typer.Option(help="Model that the others were made of; for TIES and DARE.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a field.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
+) -> None:
+    """Make one language model of several, without training; --set adds settings, such as a density."""
+    from rlhf_trainer.outputs.opening import OutputOptions
+    from rlhf_trainer.run.chain import run_file  # ray: a second
+
+    pairs = zip_longest(map(uri_of, models), yaml.safe_load(f"[{weights}]"))
+    algorithm = {"name": "Merge", "method": by, "models": [{"uri": uri, "weight": each} for uri, each in pairs]}
+    spec = {"algorithm": algorithm | ({"base": uri_of(base)} if base else {})}
+    text = yaml.safe_dump({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "merge"}, "spec": spec})
+    options = OutputOptions()
+    run_file(text, output=output, overrides=sets or (), restart=False, address=None, options=options)
+
+
 def declare(program: Program) -> None:
     """Declare the commands, each with an example."""
     program.command("rlhf why runs/first --job helpful-ppo")(why)
     program.command("rlhf reproduce runs/first --job helpful-ppo --steps 3")(reproduce)
     program.command("rlhf ui runs --port 8600")(ui)
     program.command("rlhf serve runs/first --port 8000")(serve)
+    program.command("rlhf merge runs/a/helpful/model runs/b/harmless/model --by OT --output runs/both")(merge)

@@ -13,10 +13,12 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from rlhf_api.chain import SCHEME, merged_models
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithms import Distilling
+from rlhf_api.spec.merging import Merging
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import positions_of
 from rlhf_mapper.config_file import SCORERS, made_from
@@ -44,6 +46,7 @@ from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.batching import RowCosts
 from rlhf_trainer.training.kernels import why_plain
 from rlhf_trainer.training.loading import has_weights, load_config, load_tokenizer, try_config, unread_tensors
+from rlhf_trainer.training.merging import require_alike
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.optimizer import learning_rate
 from rlhf_trainer.training.saving import try_saving
@@ -85,6 +88,9 @@ class JobCheck:
 
     def problems(self) -> list[TrainerError]:
         """Run all checks and return the errors, without duplicates."""
+        if isinstance(self._job.spec.algorithm, Merging):
+            self._tried(self._try_merge)
+            return self._found
         for role in self._job.models():
             self._tried(self._try_model, role)
             self._tried(self._try_sizes, role)
@@ -94,8 +100,7 @@ class JobCheck:
             found = self._tried(other_vocabularies, self._job, self._job.models(), folders)
             if found is not None:
                 retokenized, readers = found, list(map(self._origin, sorted(self._job.models().keys() - found)))
-        if retokenized:
-            self._job = with_prompts(self._job)
+        self._job = with_prompts(self._job) if retokenized else self._job
         if not self._found:
             self._tried(self._try_draft)
         if self._job.generates_elsewhere and not self._found:
@@ -183,6 +188,15 @@ class JobCheck:
             sys.stderr.write(f"{place}: its layers have plain kernels on GPUs: {reason}\n")
         if unread := unread_tensors(inner(model), model.weights or ()):
             sys.stderr.write(f"{place}: {len(unread)} tensors are not read, and not saved: {', '.join(unread[:4])}\n")
+
+    def _try_merge(self) -> None:
+        """Compare the models to merge with the first; of a model that another job makes its origin counts."""
+        folders = dict[str, tuple[str, bool]]()
+        for field, uri in merged_models(self._job).items():
+            path, maker = f"{self._job.name}: spec.{field}", self._jobs.get(uri.removeprefix(SCHEME))
+            origin = origin_of(maker, maker.saved, self._jobs, self._output)[0].folder if maker else ""
+            folders[path] = origin or found_model(path, uri, self._output), maker is not None
+        require_alike(folders, by_ot=getattr(self._job.spec.algorithm, "method", "") == "OT")
 
     def _try_endpoints(self) -> None:
         """Compare the external servers' models with the actor, and have each server generate two tokens."""

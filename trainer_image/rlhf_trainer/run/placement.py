@@ -49,7 +49,8 @@ def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], ou
     SpecError if the placement is impossible, a model cannot be cut into its stages and shards, or the actor cannot
     generate. EnvironmentProblem if the mapper finds no placement.
     """
-    placed = _mapped(job, place(job, gpus_per_machine), jobs, output)
+    together = place(job, gpus_per_machine)
+    placed = _mapped(job, together, jobs, output) if job.spec.algorithm.data != "layers" else Placed(together)
     by_name = {each.name: each for each in jobs}
     origins = {}
     for role in job.models():

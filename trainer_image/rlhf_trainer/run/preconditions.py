@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlhf_api.chain import merged_models
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
@@ -40,8 +41,9 @@ def require_no_cluster(jobs: Sequence[Job]) -> None:
 
 def _addresses(job: Job) -> Iterator[tuple[str, str]]:
     """Yield (path of the field, URI) of everything that a job reads or writes; a model of two roles comes twice."""
-    spec = job.spec
-    for role, model in job.models().items():
+    spec, merged = job.spec, merged_models(job)
+    yield from merged.items()
+    for role, model in job.models().items() if not merged else ():
         yield f"models.{spec.models.source_field(role)}.uri", model.uri
         if model.lora and model.lora.initial:
             yield f"models.{spec.models.field(role)}.lora.initial", model.lora.initial

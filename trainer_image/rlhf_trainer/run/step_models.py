@@ -194,10 +194,10 @@ def step_models_of(job: Job, models: Mapping[str, Handle]) -> dict[str, Handle]:
     """Return the models that the algorithm's step takes, by parameter: all its arguments but the batch."""
     algorithm = job.spec.algorithm
     inputs: dict[str, Handle] = {}
-    for name in [each for each in MAY_BE_LEFT_OUT if each in algorithm.models]:
+    for name in [each for each in MAY_BE_LEFT_OUT if each in algorithm.parameters]:
         methods = [method for model, method in algorithm.calls if model == name]
         inputs[name] = SimpleNamespace(**dict.fromkeys(methods, lambda batch, **_: batch))
-    inputs |= {name: models[name] for name in algorithm.models if name in models}
+    inputs |= {name: models[name] for name in algorithm.parameters if name in models}
     if "rollouts" in models:
         actor, rollouts = inputs["actor"], models["rollouts"]
 

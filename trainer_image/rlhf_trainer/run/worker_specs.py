@@ -31,6 +31,7 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.data import DataShape, DataWorker
 from rlhf_trainer.workers.generating_actor import GeneratorWorker
+from rlhf_trainer.workers.merge import LayerWorker, MergeWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.responses import ResponseWriter, RolloutKeeper
 from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
@@ -57,6 +58,7 @@ WORKERS: Mapping[object, type] = {
     models.CostInTraining: CostTrainer,
     models.Pairs: preference.PairChooser,
     models.Responses: ResponseWriter,
+    models.Merger: MergeWorker,
 }
 ADVANTAGES = (models.Advantage, models.CriticsAdvantage)
 
@@ -65,7 +67,7 @@ def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
     """Return the worker class of each model that the algorithm's step takes, by parameter."""
     found: dict[str, type] = {}
     hints = get_type_hints(algorithm.step)
-    for name in algorithm.models:
+    for name in algorithm.parameters:
         hint = hints.get(name)
         hint = next(filter(get_origin, get_args(hint)), hint)  # Critic[B] of Critic[B] | None
         protocol = get_origin(hint) or hint
@@ -119,6 +121,8 @@ def data_spec(job: Job, placed: DeviceMapping, folders: Mapping[Role, str]) -> W
     """Return the spec of the worker `data`, which tells how many rows there are before the others are built."""
     sizes = (pool.slots_per_machine[0] * count for pool in placed.pools for count in pool.allowed_machine_counts)
     slots = math.lcm(*(pool.size for pool in placed.pools), *sizes)
+    if job.spec.algorithm.data == "layers":
+        return WorkerSpec(LayerWorker, {"setting": setting_of(job, job.saved, folders)})
     return WorkerSpec(DataWorker, {"setting": setting_of(job, job.saved, folders), "slots": slots})
 
 
@@ -203,16 +207,17 @@ def _class_of(job: Job, role: Role) -> type:
 def helper_specs(setting: WorkerSetting, *, path: Path, columns: Collection[str] = ()) -> dict[str, WorkerSpec]:
     """Return the specs of the workers without a placed model, which run in the pool of the job's saved model.
 
-    They compute advantages, choose pairs, write data sets, score evaluations, keep rollouts or call reward functions.
+    They compute advantages, choose pairs, write what a job makes, score evaluations or call reward functions.
     setting: the `WorkerSetting` of the saved model.
     """
     job, folder = setting.job, path.resolve()
     specs: dict[str, WorkerSpec] = {}
     for name, worker in workers_of(type(job.spec.algorithm)).items():
-        if name in get_args(Role):
+        if name in get_args(Role) and worker is not MergeWorker:
             continue
-        writes = {"setting": setting, "folder": str(folder / job.spec.algorithm.makes), "columns": columns}
-        specs[name] = WorkerSpec(worker, writes if worker is ResponseWriter else {"job": job})
+        columns_read = {"columns": columns} if worker is ResponseWriter else {}
+        writes = {"setting": setting, "folder": str(folder / job.spec.algorithm.makes), **columns_read}
+        specs[name] = WorkerSpec(worker, writes if worker in (ResponseWriter, MergeWorker) else {"job": job})
     if job.spec.algorithm.offline:
         return specs
     specs["judge"] = WorkerSpec(JudgeWorker, {"setting": setting})

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.chain import SCHEME, data_from_jobs, read_inputs
+from rlhf_api.chain import SCHEME, data_from_jobs, merged_models, read_inputs
 from rlhf_api.checks.resume import identity
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump, load
@@ -50,8 +50,8 @@ def model_folders(job: Job, output: Path) -> dict[Role, str]:
     """Return the local folder of each model of a job, or its name on the hub. DataError if there is no such model."""
     folders: dict[Role, str] = {}
     for role, model in job.models().items():
-        field = f"{job.name}: spec.models.{job.spec.models.source_field(role)}.uri"
-        folders[role] = found_model(field, model.uri, output)
+        field = next(iter(merged_models(job)), f"models.{job.spec.models.source_field(role)}.uri")
+        folders[role] = found_model(f"{job.name}: spec.{field}", model.uri, output)
     return folders
 
 
