@@ -184,6 +184,7 @@ class Job(Spec):
             and self.spec.training.old_log_probs == "Auto"
             and self.updates_per_step == 1
             and not algorithm.rewards_read_log_probs
+            and algorithm.kl.controller != "LearningRate"
             and "actor" not in algorithm.workers
             and not (algorithm.rollout_correction and algorithm.rollout_correction.normalize)
             and not (self.spec.watch.mismatch and self.spec.watch.mismatch.stops_update)

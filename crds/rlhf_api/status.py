@@ -324,7 +324,7 @@ class Status(Spec):
     inputs: Listed[ReadInput] = Field((), max_length=100)
     """Models and data sets that the job reads, as they were when its attempt began."""
     causes: Listed[str] = Field((), max_length=16, description="Causes found, as `NAME at step N: sentences`.")
-    paused_generation: int | None = Field(None, ge=0, description="Generation that spec.watch.causes paused.")
+    paused_generation: int | None = Field(None, ge=0, description="Generation that the trainer paused.")
     checkpoint: SavedState | None = Field(None, description="The newest whole checkpoint.")
     output: Output | None = Field(None, description="Result of the job; set once it has succeeded.")
     last_failure: Failure | None = Field(None, description="The most recent failure, if any.")

@@ -20,6 +20,7 @@ from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
 from rlhf_operator.settings import Settings
 from rlhf_planning.command_line import Context, Follow, Namespace, Once, Program, print_errors
+from rlhf_planning.halving import Budget, Measure, TunedJob, Vary
 from rlhf_planning.job_table import show
 from rlhf_planning.numbers import size_text
 
@@ -183,6 +184,22 @@ def plan(
 
     if without := tell(Kubectl(context, namespace), what):
         raise KubectlError(f"there is no place for {', '.join(without)}")
+
+
+@command("kubectl rlhf tune job.yaml --vary training.seed=1,2,3 --measure evaluation/reward --budget 300")
+def tune(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")],
+    vary: Vary,
+    measure: Measure,
+    budget: Budget,
+    job: TunedJob = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Search values of a job's fields by successive halving; trials are jobs with a label."""
+    from rlhf_kubectl.tune import ClusterTuning
+
+    ClusterTuning(Kubectl(context, namespace), file, vary, measure, budget, job).run()
 
 
 @command("kubectl rlhf fetch helpful-ppo ./model")

@@ -42,21 +42,24 @@ MAX_BYTES: Final = 1 << 20
 """Most bytes that the API server takes as the data of a ConfigMap."""
 
 
-def submit(kubectl: Kubectl, manifest: Path | str, only: str | None = None) -> list[str]:
+def submit(kubectl: Kubectl, manifest: Path | str, only: str | None = None, *, folder: Path = Path()) -> list[str]:
     """Check the jobs of a manifest, or the one named `only`, apply each with its own code, and print what was done.
 
-    manifest: a file, or its text. Returns the jobs' names, each after the jobs that it reads. Raises SpecError,
-    OwnCodeError or KubectlError for mistakes before anything is changed, and KubectlError if the cluster refuses.
+    manifest: a file, or its text, whose code lies in `folder`. Returns the jobs' names, each after the jobs that it
+    reads. Raises SpecError, OwnCodeError or KubectlError for mistakes before anything is changed, and KubectlError if
+    the cluster refuses.
     """
     existing = {raw.text(each, "metadata", "name"): each for each in job_documents(kubectl)}
     finished = {name: raw.text(each, "spec", "algorithm", "name") for name, each in existing.items()}
     jobs = load(manifest, finished=finished)
     if not (chosen := [job for job in jobs if only in (None, job.name)]):
         raise SpecError([Problem("JOB", f"is {only}; the manifest has {', '.join(job.name for job in jobs)}")])
-    text, folders = manifest, [Path()]
     if isinstance(manifest, Path):
-        text, folders = read_text(manifest), [*dict.fromkeys([manifest.parent, *folders])]
-    documents = {each["metadata"]["name"]: each for each in kubectl_yaml.read(str(text), "") if each}
+        text, folder = read_text(manifest), manifest.parent
+    else:
+        text = manifest
+    folders = [*dict.fromkeys([folder, Path()])]
+    documents = {each["metadata"]["name"]: each for each in kubectl_yaml.read(text, "") if each}
     namespaces = {job.name: raw.text(documents[job.name], "metadata", "namespace") for job in chosen}
     if elsewhere := [name for name, namespace in namespaces.items() if namespace not in ("", kubectl.namespace)]:
         message = f"is not {kubectl.namespace}, the namespace that jobs are submitted to; see --namespace"

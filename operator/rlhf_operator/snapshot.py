@@ -52,7 +52,7 @@ class ObservedJob:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the trainer has paused the job (spec.watch.causes), and the spec is still as it was."""
+        """Whether the trainer has paused the job (spec.watch, spec.checkpoint), and the spec is still as it was."""
         return self.status.paused_generation == self.generation
 
     def without_extras(self) -> ObservedJob:

@@ -146,10 +146,11 @@ RIGHT: dict[str, Case] = {
     "the longest name": Case("PPO", (f"metadata.name={'a' * 40}",)),
     "labels": Case("SFT", ("metadata.labels={kueue.x-k8s.io/queue-name: team-a, plain: ''}",)),
     "annotations": Case("SFT", ("metadata.annotations={example.com/note: 'any text, 100 %'}",)),
-    "an adaptive controller": Case("PPO", ("algorithm.kl={controller: Adaptive, target: 6}",)),
-    "an adaptive controller for GRPO": Case(
-        "GRPO", ("algorithm.kl={controller: Adaptive, target: 6, applyTo: Reward}",)
+    "the older name of a steered coefficient": Case("PPO", ("algorithm.kl={controller: Adaptive, target: 6}",)),
+    "a steered coefficient for GRPO": Case(
+        "GRPO", ("algorithm.kl={controller: Coefficient, target: 6, applyTo: Reward}",)
     ),
+    "a steered learning rate": Case("GRPO", ("algorithm.kl={controller: LearningRate, target: 0.1, coefficient: 0}",)),
     "empty mappings": Case("PPO", ("algorithm.kl={}", "algorithm.rewards={}", "models.actor.optimizer={}")),
     "masks of responses": Case(
         "GRPO",
@@ -889,14 +890,17 @@ WRONG: dict[str, Case] = {
     "a discount for GRPO": Case("GRPO", ("algorithm.discount=1",), "spec.algorithm.discount"),
     "a beta for SFT": Case("SFT", ("algorithm.beta=1",), "spec.algorithm.beta"),
     "a ratio for PPO": Case("PPO", ("algorithm.ratio=Token",), "spec.algorithm.ratio"),
-    "an adaptive controller without a target": Case(
-        "PPO", ("algorithm.kl.controller=Adaptive",), "spec.algorithm.kl.target"
+    "a steered coefficient without a target": Case(
+        "PPO", ("algorithm.kl.controller=Coefficient",), "spec.algorithm.kl.target"
+    ),
+    "a steered learning rate without a target": Case(
+        "PPO", ("algorithm.kl.controller=LearningRate",), "spec.algorithm.kl.target"
     ),
     "a target for a fixed coefficient": Case("PPO", ("algorithm.kl.target=6",), "spec.algorithm.kl.target"),
-    "an adaptive controller of a loss": Case(
-        "PPO", ("algorithm.kl={controller: Adaptive, target: 6, applyTo: Loss}",), "spec.algorithm.kl.controller"
+    "a steered coefficient of a loss": Case(
+        "PPO", ("algorithm.kl={controller: Coefficient, target: 6, applyTo: Loss}",), "spec.algorithm.kl.controller"
     ),
-    "an adaptive controller of GRPO's loss": Case(
+    "a steered coefficient of GRPO's loss": Case(
         "GRPO", ("algorithm.kl={controller: Adaptive, target: 6}",), "spec.algorithm.kl.controller"
     ),
     "a ratio that needs another mean": Case(

@@ -287,7 +287,7 @@ MISTAKES = {
     "a target for a fixed coefficient": (
         [f"{PPO}:algorithm.kl.target=6"],
         f"{PPO}: spec.algorithm.kl.target",
-        "is for controller Adaptive only",
+        "is not for controller Fixed",
     ),
     "pretraining rows without a weight": (
         [f"{PPO}:data.pretrain={{uri: hf://x}}"],

@@ -53,3 +53,23 @@ def test_a_trainer_that_pauses_suspends_its_job() -> None:
     world.run_to(20)
     assert (world.phase, world.made) == ("Running", ["job-a1", "job-a2"])
     assert [each.outcome for each in world.status.attempts] == ["Suspended", "Running"]
+
+
+def test_a_job_that_pauses_after_its_step_goes_on_to_the_next_one() -> None:
+    """As `kubectl rlhf tune` has it do, by another step in the spec."""
+    world = World()
+    world.edit(checkpoint={"pauseAfterStep": 10})
+    world.run_to(10)
+    world.end(ExitCode.PAUSED)
+    world.ray_tells()
+    for _ in range(2):
+        world.settle()
+        world.collect()
+    world.settle()
+    suspended = conditions.found(world.status.conditions, "Suspended")
+    assert suspended
+    assert (world.phase, world.made) == ("Suspended", ["job-a1"])
+    assert suspended.message == "Any change of the spec, or kubectl rlhf resume, has the job go on."
+    world.edit(checkpoint={"pauseAfterStep": 20})
+    world.run_to(20)
+    assert (world.phase, world.made) == ("Running", ["job-a1", "job-a2"])

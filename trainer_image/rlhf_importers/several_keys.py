@@ -49,10 +49,10 @@ def halve(draft: Draft, key: str, total: int) -> None:
 
 
 def kl(draft: Draft, coefficient: Any, *, in_loss: bool, target: Any = None, horizon: Any = None) -> None:
-    """Set the KL penalty of the draft manifest; with a target its coefficient is adaptive."""
+    """Set the KL penalty of the draft manifest; with a target its coefficient is steered."""
     draft.put("algorithm.kl", {"coefficient": coefficient, "applyTo": "Loss" if in_loss else "Reward"})
     if target:
-        draft.spec["algorithm"]["kl"] |= {"controller": "Adaptive", "target": target, "horizon": horizon or 10000}
+        draft.spec["algorithm"]["kl"] |= {"controller": "Coefficient", "target": target, "horizon": horizon or 10000}
 
 
 def whole_responses(draft: Draft) -> None:

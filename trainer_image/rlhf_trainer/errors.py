@@ -62,7 +62,7 @@ class CommunicationError(TrainerError):
 
 
 class Paused(TrainerError):  # noqa: N818 (it is no fault)
-    """End of a run after a checkpoint, as `spec.watch.causes` is Pause and a likely cause of trouble was found."""
+    """End of a run after a checkpoint, by `spec.watch.causes` or `spec.checkpoint.pauseAfterStep`."""
 
     exit_code = ExitCode.PAUSED
 

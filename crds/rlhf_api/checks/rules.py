@@ -141,14 +141,16 @@ def _shapes() -> Iterator[Rule]:
 
 
 def _algorithm() -> Iterator[Rule]:
-    adaptive, target = Field("algorithm.kl.controller") == "Adaptive", Field("algorithm.kl.target").is_given
+    controller, target = Field("algorithm.kl.controller"), Field("algorithm.kl.target").is_given
     default = algorithm(
         lambda each: issubclass(each, PolicyGradient) and each.model_fields["kl"].default.apply_to == "Loss"
     ).then("Loss", "Reward")
     in_reward = Field("algorithm.kl.applyTo").or_else(default) == "Reward"
-    yield Rule("algorithm.kl.target", adaptive.implies(target), "is missing, controller Adaptive needs it")
-    yield Rule("algorithm.kl.controller", adaptive.implies(in_reward), "Adaptive is for applyTo Reward only")
-    yield Rule("algorithm.kl.target", target.implies(adaptive), "is for controller Adaptive only")
+    needs, steers = "is missing, controller {controller} needs it", controller.one_of(("Coefficient", "Adaptive"))
+    is_fixed = controller.or_else("Fixed") == "Fixed"
+    yield Rule("algorithm.kl.target", is_fixed | target, needs, {"controller": controller})
+    yield Rule("algorithm.kl.controller", steers.implies(in_reward), "{value} is for applyTo Reward only")
+    yield Rule("algorithm.kl.target", target.implies(~is_fixed), "is not for controller Fixed")
     penal = algorithm(lambda each: issubclass(each, Distilling)) & (Field("algorithm.kl.coefficient") > 0.0)
     message = "is {value}, but without models.reward there is no reward to subtract the penalty from; expected Loss"
     yield Rule("algorithm.kl.applyTo", (penal & in_reward).implies(REWARD | ENVIRONMENT), message)

@@ -199,14 +199,15 @@ class Writing(Algorithm):
 class KL(Spec):
     """The penalty that keeps the actor near the reference."""
 
-    coefficient: float = Field(0.05, ge=0, description="Weight of the KL penalty; with Adaptive the initial weight.")
+    coefficient: float = Field(0.05, ge=0, description="Weight of the KL penalty; the first one if it is steered.")
     apply_to: Literal["Reward", "Loss"] = "Reward"
     """Place of the penalty: subtracted from each token's reward, or added to the loss."""
-    controller: Literal["Fixed", "Adaptive"] = "Fixed"
-    """Fixed: the coefficient is constant. Adaptive: it steers the KL to `target` (arXiv 1909.08593, section 2.2)."""
-    target: float | None = Field(None, gt=0)
-    """KL per response that Adaptive steers to, in nats; only with Adaptive."""
-    horizon: Count = Field(10000, description="Number of sequences over which Adaptive corrects the coefficient.")
+    controller: Literal["Fixed", "Coefficient", "LearningRate", "Adaptive"] = "Fixed"
+    """Scalar that steers a KL to `target` (arXiv 1909.08593, section 2.2). Coefficient (older name: Adaptive): the
+    coefficient steers the KL from the reference. LearningRate: a factor, 0.1 to 10, of the actor's learning rate steers
+    the KL between the policies before and after each step; measuring it takes a forward pass."""
+    target: float | None = Field(None, gt=0, description="KL per response to steer to, in nats; not with Fixed.")
+    horizon: Count = Field(10000, description="Number of responses over which a relative error is corrected.")
     estimator: Estimator | None = None
     """Estimator of the KL; unset is K1 in the reward and K3 in the loss. In the loss K1 is only a
     metric: its gradient is 0 on average.
@@ -221,7 +222,7 @@ class KL(Spec):
 class NoKL(KL):
     """The penalty of algorithms whose paper has none: its coefficient is 0 unless the manifest sets it."""
 
-    coefficient: float = Field(0.0, ge=0, description="Weight of the KL penalty; with Adaptive the initial weight.")
+    coefficient: float = Field(0.0, ge=0, description="Weight of the KL penalty; the first one if it is steered.")
 
 
 class OverlongPenalty(Spec):

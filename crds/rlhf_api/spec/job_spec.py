@@ -305,6 +305,7 @@ class Checkpoint(Spec):
     """A measure of evaluation, such as reward or loss. The checkpoint with its best value is kept, too: the highest
     value, or for loss the lowest. Needs evaluation.everySteps.
     """
+    pause_after_step: Count | None = Field(None, description="Step after which the job saves a checkpoint and pauses.")
     storage: StorageUri | None = None
     """Storage of checkpoints. Schemes: s3, gs, pvc://claim or, not on a cluster, file; unset means the run folder."""
     upload_m_bps: float | None = Field(None, gt=0)

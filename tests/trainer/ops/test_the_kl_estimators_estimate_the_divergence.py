@@ -1,4 +1,4 @@
-"""K1, K2 and K3 against the exact divergence, by enumeration and by sampling; the adaptive coefficient by hand."""
+"""K1, K2 and K3 against the exact divergence, by enumeration and by sampling; the steering scalar by hand."""
 
 import math
 
@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 from torch.testing import assert_close
 
-from rlhf_api.spec.algorithms import Estimator
-from rlhf_trainer.ops.kl import adaptive_coefficient, kl_estimate
-from tests.each import each_case
+from rlhf_api.spec.algorithms import KL, Estimator
+from rlhf_trainer.ops.kl import KLController, kl_estimate
 
 POLICY = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 REFERENCE = torch.tensor([0.2, 0.3, 0.1, 0.4], dtype=torch.float64)
@@ -89,17 +88,16 @@ def test_only_k2_as_a_loss_has_the_gradient_of_the_divergence() -> None:
         assert torch.allclose(gradient, wanted) is (estimator == "K2"), estimator
 
 
-@each_case(
-    ("kl", "expected"),
-    [
-        (6.0, 0.1),
-        (6.6, 0.1 * (1 + 0.1 * 256 / 10_000)),
-        (5.4, 0.1 * (1 - 0.1 * 256 / 10_000)),
-        (60.0, 0.1 * (1 + 0.2 * 256 / 10_000)),
-        (0.0, 0.1 * (1 - 0.2 * 256 / 10_000)),
-    ],
-    ids=["on target", "10% above", "10% below", "far above: clipped", "far below: clipped"],
-)
-def test_the_adaptive_coefficient_by_hand(kl: float, expected: float) -> None:
-    found = adaptive_coefficient(0.1, kl=kl, target=6.0, horizon=10_000.0, num_sequences=256)
-    assert found == pytest.approx(expected, rel=1e-12)
+def test_the_steering_scalar_by_hand() -> None:
+    """On the target; 10 % above and below; far above and far below, which are clipped; and a KL that is not finite."""
+    moves = {6.0: 0.0, 6.6: 0.1, 5.4: -0.1, 60.0: 0.2, 0.0: -0.2, math.nan: 0.0}
+    for kl, error in moves.items():
+        controller = KLController(KL(controller="Coefficient", target=6.0), 0.1)
+        controller.follow(256 * kl, 256.0)
+        assert controller.value == pytest.approx(0.1 * (1 + error * 256 / 10_000), rel=1e-12), kl
+    bounded = KLController(KL(controller="LearningRate", target=6.0, horizon=8), 1.0, limit=1.5)
+    values = []
+    for kl in (60.0, 60.0, 60.0, 0.0):
+        bounded.follow(256 * kl, 256.0)  # more responses than the horizon count as the horizon
+        values.append(bounded.value)
+    assert values == pytest.approx([1.2, 1.44, 1.5, 1.2])

@@ -114,9 +114,10 @@ FEW = ("training.promptBatchSize=4", "training.miniBatchSize=32")
 OVERRIDES = {
     "arithmetic-cispo": FEW,
     "arithmetic-vapo": (*FEW, "algorithm.criticWarmupSteps=0"),
+    "helpful-grpo": ("algorithm.kl={controller: LearningRate, target: 0.1, horizon: 64}",),
     "sums-distilled": ("sums-distilled:training.promptBatchSize=64",),
 }
-"""Fewer rows than in the examples, and changes with which the actor learns in the two steps."""
+"""Fewer rows than in the examples, a learning rate that is steered, and changes with which the actor learns at once."""
 
 
 @pytest.fixture(scope="module")

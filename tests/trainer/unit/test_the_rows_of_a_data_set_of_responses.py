@@ -22,7 +22,8 @@ from rlhf_trainer.data.order import Order
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
-from rlhf_trainer.run_folder.folder import JobFolder, finished_jobs, is_written, with_written_data
+from rlhf_trainer.run.preconditions import is_written
+from rlhf_trainer.run_folder.folder import JobFolder, finished_jobs, with_written_data
 from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.base import WorkerSetting

@@ -19,7 +19,7 @@ STD_EPS = 1e-6
 class LossKL(KL):
     """KL penalty with the defaults of GRPO's paper: weight 0.04, added to the loss."""
 
-    coefficient: Annotated[float, Field(ge=0, description="KL penalty's weight; the initial one with Adaptive.")] = 0.04
+    coefficient: Annotated[float, Field(ge=0, description="KL penalty's weight; the first one if steered.")] = 0.04
     apply_to: Literal["Reward", "Loss"] = "Loss"
     """Place of the KL penalty: the rewards or the loss."""
 

@@ -19,7 +19,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_planning.command_line import Follow, Once, Program, print_errors, uri_of
 from rlhf_planning.lengths import METAVAR
 from rlhf_trainer.commands import run_commands, size_command
-from rlhf_trainer.commands.ending import ending
+from rlhf_trainer.commands.ending import ending, leave
 from rlhf_trainer.commands.run_commands import RunDir
 from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.run.stopping import Stopped, heeded
@@ -28,7 +28,7 @@ from rlhf_trainer.run_folder.attempt import write_exit
 program = Program(
     "rlhf",
     "RLHF of language models: one manifest, on this machine or on a cluster.",
-    lambda work, debug: ending(work, debug=debug)[0],
+    lambda work, debug: leave(ending(work, debug=debug)[0]),
 )
 app, command = program.app, program.command
 PROJECT = Path(__file__).with_name("project")
@@ -82,11 +82,7 @@ def run(
 
     code, message = ending(work, debug=debug)
     write_exit(folder, code, reason=reason_of(code), message=message)
-    session = sys.modules.get("rlhf_trainer.run.session")  # not imported, which takes a second, where Ray never began
-    if session and session.how_ray_ended():
-        sys.stdout.flush()
-        os._exit(code)  # what Ray leaves in this process waits for its servers, or crashes
-    sys.exit(code)
+    leave(code)
 
 
 @command("rlhf generate runs/first/helpful-ppo/model prompts.jsonl --samples 4")

@@ -1,8 +1,10 @@
 """End of a command of `rlhf`: an error becomes a sentence on stderr and the exit code of its kind."""
 
 import os
+import sys
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_planning.command_line import print_errors
@@ -30,3 +32,12 @@ def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
         print_errors([*shown, *(f"error: {line}" for line in lines)])
         return int(code), "; ".join(lines)
     return int(ExitCode.OK), ""
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, at once if its Ray has ended before."""
+    session = sys.modules.get("rlhf_trainer.run.session")  # not imported, which takes a second, where Ray never began
+    if session and session.how_ray_ended():
+        sys.stdout.flush()
+        os._exit(code)  # what Ray leaves in this process waits for its servers, or crashes
+    sys.exit(code)

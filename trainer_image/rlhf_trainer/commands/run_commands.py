@@ -1,4 +1,4 @@
-"""Commands about runs (`why`, `reproduce`, `ui`, `serve`, `merge`); their imports take time that others do not need."""
+"""Commands about runs and models: `rlhf why`, `reproduce`, `tune`, `ui`, `serve` and `merge`; they import on demand."""
 
 from itertools import zip_longest
 from pathlib import Path
@@ -9,6 +9,7 @@ import yaml
 
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_planning.command_line import Program, uri_of
+from rlhf_planning.halving import Budget, Measure, TunedJob, Vary, search_of, show
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder: the --output of `rlhf run`.")]
 
@@ -44,6 +45,28 @@ def reproduce(
     from rlhf_trainer.run.reproduce import reproduce as make_again  # ray: a second
 
     make_again(run_dir, job=job, count=steps, after=after, output=output, sets=sets or (), say=typer.echo)
+
+
+def tune(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")],
+    vary: Vary,
+    measure: Measure,
+    budget: Budget,
+    job: TunedJob = None,
+    output: Annotated[Path | None, typer.Option(help="Folder; default: runs/<file name>-tune.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Change a field of all trials.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
+) -> None:
+    """Search values of a job's fields by successive halving; the same command goes on after an interruption."""
+    from rlhf_trainer.run.tuning import Tuning  # ray: a second
+    from rlhf_trainer.run_folder.folder import load_with_finished
+
+    folder = output or Path("runs") / f"{file.stem}-tune"
+    search = search_of(load_with_finished(folder, file, sets or ()), vary, measure, budget, job)
+    best = Tuning(search, file, folder, sets or (), typer.echo).run()
+    show(search, best, "rlhf report", lambda trial: str(folder / trial.name))
 
 
 def ui(
@@ -95,6 +118,7 @@ def declare(program: Program) -> None:
     """Declare the commands, each with an example."""
     program.command("rlhf why runs/first --job helpful-ppo")(why)
     program.command("rlhf reproduce runs/first --job helpful-ppo --steps 3")(reproduce)
+    program.command("rlhf tune job.yaml --vary training.seed=1,2,3 --measure evaluation/reward --budget 300")(tune)
     program.command("rlhf ui runs --port 8600")(ui)
     program.command("rlhf serve runs/first --port 8000")(serve)
     program.command("rlhf merge runs/a/helpful/model runs/b/harmless/model --by OT --output runs/both")(merge)

@@ -1,13 +1,16 @@
-"""Estimates of KL(actor || reference) from sampled tokens, and the coefficient that keeps the KL near a target."""
+"""Estimates of KL(actor || reference) from sampled tokens, and the scalar that steers a KL to a target."""
+
+import math
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_api.spec.algorithms import Estimator
+from rlhf_api.spec.algorithms import KL, Estimator
 
 MAX_RELATIVE_ERROR = 0.2
-"""Bound of the relative error, kl / target - 1, by which the KL coefficient adapts (arXiv:1909.08593, section 2.2)."""
+"""Bound of the relative error, kl / target - 1, that a step corrects (arXiv:1909.08593, section 2.2)."""
 
 
 def kl_estimate(
@@ -26,12 +29,29 @@ def kl_estimate(
     return torch.expm1(log_ratio) - log_ratio
 
 
-def adaptive_coefficient(coefficient: float, *, kl: float, target: float, horizon: float, num_sequences: int) -> float:
-    """Return the KL coefficient after a step of `num_sequences` responses (arXiv:1909.08593, section 2.2).
+@dataclass
+class KLController:
+    """Scalar that grows while the KL of responses is above `settings.target` (arXiv:1909.08593, section 2.2)."""
 
-    error = clip(kl / target - 1, -0.2, 0.2);  coefficient * (1 + error * num_sequences / horizon)
+    settings: KL
+    value: float
+    limit: float = math.inf
+    """Largest value; the smallest one is 1 / limit."""
+    share: float = 1.0
+    """Share of a step's KL in the running mean that steers; 1: the step's KL alone, as in the paper."""
+    mean: float | None = None
+    """Running mean of the KL; None before the first step."""
 
-    kl: the step's mean KL of a whole response, nats; target: in the same unit; horizon: in responses.
-    """
-    error = min(max(kl / target - 1.0, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
-    return coefficient * (1.0 + error * num_sequences / horizon)
+    def follow(self, total: float, count: float) -> None:
+        """Move the value after a step of `count` responses whose KLs add up to `total`, in nats, if that is finite.
+
+        error = clip(mean KL / target - 1, -0.2, 0.2);  value * (1 + error * min(count, horizon) / horizon)
+        """
+        if self.settings.target is None or not math.isfinite(total):
+            return
+        kl = total / max(count, 1.0)
+        self.mean = kl if self.mean is None else kl + (1.0 - self.share) * (self.mean - kl)
+        error = self.mean / self.settings.target - 1.0
+        error = min(max(error, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
+        moved = self.value * (1.0 + error * min(count, self.settings.horizon) / self.settings.horizon)
+        self.value = min(max(moved, 1.0 / self.limit), self.limit)

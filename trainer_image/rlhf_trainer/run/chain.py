@@ -1,7 +1,7 @@
 """Runs the jobs of a manifest in dependency order, on one Ray, into one run folder."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -43,14 +43,17 @@ def run_file(
     address: str | None,
     options: OutputOptions,
     starts: Mapping[str, Start] = MappingProxyType({}),
+    only: Collection[str] = (),
+    shared: Slots | None = None,
 ) -> None:
     """Run the jobs of a manifest (a file, or its text) from their newest checkpoints; finished jobs are skipped.
 
-    starts: where each job begins, by name; empty: as the run folder says.
+    starts: where each job begins, by name; empty: as the run folder says. only: names of the jobs; empty: all. shared:
+    slots that further runs use, too, on the Ray that this process has joined; None: Ray and slots of this run alone.
     Raises SpecError, TrainerError or Stopped; the folder of the failed job says why.
     """
     require_packages()
-    jobs = load_with_finished(output, manifest, overrides)
+    jobs = [job for job in load_with_finished(output, manifest, overrides) if job.name in only or not only]
     require_no_cluster(jobs)
     address = address or os.environ.get("RAY_ADDRESS")
     jobs, chosen = (jobs, "") if address else with_cpu_slots(jobs, output, restart=restart)
@@ -67,12 +70,12 @@ def run_file(
             display.say(chosen)
         with (
             stop.handled(),
-            ray_session(address, cpu_slots=cpu_slots) if pending else nullcontext(),
+            ray_session(address, cpu_slots=cpu_slots) if pending and not shared else nullcontext(),
             display.showing(pending),
         ):
             if pending:
                 context = RunContext(output=output, display=display, listeners_of=listeners_of, stop=stop)
-                run_pending(pending, jobs, own, folders, starts, context)
+                run_pending(pending, jobs, own, folders, starts, context, shared)
         display.table(read_summary(output))
         write_report_or_warn(output, display)
     display.say(f"run folder: {output}")
@@ -117,17 +120,18 @@ def run_pending(
     folders: Mapping[str, Mapping[Role, str]],
     starts: Mapping[str, Start],
     context: RunContext,
+    shared: Slots | None = None,
 ) -> None:
-    """Check the pending jobs, run them one after the other, and release their slots; jobs: all jobs of the manifest.
+    """Check the pending jobs, run them one after the other, and release slots of this run; jobs: all of the manifest.
 
     own: placements on this machine, by the name of the job; empty on a Ray that others have started. folders: those of
-    the models.
+    the models. shared: as in `run_file`.
     """
     context.stop.install()  # once more, for Ray installs signal handlers of its own when it starts
     placed = own or {job.name: place_job(job, gpus_per_machine(), jobs, context.output) for job in pending}
-    slots, first = Slots(), pending[0]
+    slots, first = shared or Slots(), pending[0]
     try:
-        if own:  # the first job's processes start before the imports
+        if own and not shared:  # the first job's processes start before the imports
             deadline = float(first.spec.training.call_deadline)
             slots.prepare(placed[first.name].mapping, home=first.saved, deadline=deadline)
         with collector_off():
@@ -140,11 +144,12 @@ def run_pending(
                 folders[job.name],
                 start=starts[job.name],
                 slots=slots,
-                is_last=job is pending[-1],
+                is_last=job is pending[-1] and not shared,
                 context=context,
             )
     finally:
-        slots.release()
+        if not shared:
+            slots.release()
 
 
 def require_ready(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> None:

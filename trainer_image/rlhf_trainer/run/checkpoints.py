@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_planning.halving import final, is_lowest_best
 from rlhf_trainer.checkpoint import STATE
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.job_run import Checkpoints, State
@@ -100,6 +101,8 @@ class KeptCheckpoints(Checkpoints):
     ) -> None:
         if step == self._last_step:
             self._stop.ask_to_pause(f"{self._name}: all steps to repeat are made")
+        if step == self._settings.pause_after_step and not is_last:
+            self._stop.ask_to_pause(f"{self._name}: spec.checkpoint.pauseAfterStep: step {step} is done")
         is_asked, is_best = self._folder.save_request.exists(), self._becomes_best(step, measured or {})
         if not (is_asked or is_last or is_best or self._stop.requested or self._stop.pause):
             return
@@ -114,7 +117,7 @@ class KeptCheckpoints(Checkpoints):
         wanted = self._settings.keep_best
         if wanted is None:
             return {}
-        at_end = summary.get(f"{wanted}_after", summary.get(wanted))
+        at_end = final(summary, wanted)
         if at_end is not None and self._is_better(at_end):
             return {"best_step": last}
         return {"best_step": self._best[0]} if self._best else {}
@@ -130,7 +133,7 @@ class KeptCheckpoints(Checkpoints):
     def _is_better(self, value: float) -> bool:
         if self._best is None:
             return True
-        is_lowest = str(self._settings.keep_best).rpartition("/")[2] in ("loss", "cost")
+        is_lowest = is_lowest_best(str(self._settings.keep_best))
         return value < self._best[1] if is_lowest else value > self._best[1]
 
     def before_model(self) -> None:

@@ -38,10 +38,10 @@ from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.machine import gpu_count
-from rlhf_trainer.run.preconditions import other_vocabularies, require_mixtures, require_possible
+from rlhf_trainer.run.preconditions import is_written, other_vocabularies, require_mixtures, require_possible
 from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
-from rlhf_trainer.run_folder.folder import JobFolder, found_model, is_written, model_folders, with_written_data
+from rlhf_trainer.run_folder.folder import JobFolder, found_model, model_folders, with_written_data
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.batching import RowCosts
 from rlhf_trainer.training.kernels import why_plain

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlhf_api.chain import merged_models
+from rlhf_api.chain import data_from_jobs, merged_models
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
@@ -16,6 +16,7 @@ from rlhf_mapper.config_file import made_from
 from rlhf_trainer.errors import ConfigError, TrainerError
 from rlhf_trainer.generation.families import GENERATED, why_unknown
 from rlhf_trainer.run.shapes import config_file
+from rlhf_trainer.run_folder.folder import finished_jobs
 
 CLAIM = "pvc://"
 
@@ -155,3 +156,9 @@ def other_vocabularies(job: Job, models: Mapping[Role, Model], folders: Mapping[
             f"({len(words[origins[role]])} against {len(actors)} entries)"
         )
     return others
+
+
+def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:
+    """Whether all data sets that other jobs write for this job are there; `made`: identity that each job must have."""
+    written = {name: finished.identity for name, finished in finished_jobs(output).items()}
+    return all(name in written and written[name] == made[name] for name in data_from_jobs(job).values())

@@ -15,7 +15,7 @@ from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.resource_pool import POOL_DEADLINE_SECONDS, BesidePool, ResourcePool, threads_of
 from rlhf_trainer.controller.worker_group import WorkerGroup
-from rlhf_trainer.errors import CommunicationError, TrainerError
+from rlhf_trainer.errors import CommunicationError, Paused, TrainerError
 from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.run.elastic_pool import ElasticMachines, elastic_machines
 from rlhf_trainer.run.session import VARIABLES, how_ray_ended
@@ -56,7 +56,7 @@ class Slots:
     ) -> Iterator[Mapping[str, WorkerGroup]]:
         """Give the block a job's worker groups by pool: the previous job's, if the pools were the same, or new ones.
 
-        may_stay: whether the next job may take over the processes; those of a failed job are always ended. stacks: file
+        may_stay: whether the next job may take over the processes of a job that has succeeded or paused. stacks: file
         for the stacks of all ranks after a hang. A CommunicationError that leaves the block names the rank to blame.
         """
         like = likeness(placed, deadline)
@@ -71,8 +71,10 @@ class Slots:
                 self._start(placed, log, deadline)
             with log.meter.watching():
                 yield self._groups
-            stays = may_stay and self._are_clear()
-            self._like = like
+            stays, self._like = may_stay and self._are_clear(), like
+        except Paused:
+            stays, self._like = may_stay and self._are_clear(), like
+            raise
         except CommunicationError as error:
             ranks = [rank for group in self._groups.values() for rank in group.inspect()]
             raise diagnose(error, ranks, stacks) from error

@@ -138,12 +138,6 @@ def with_written_data(job: Job, output: Path) -> Job:
     return job.model_copy(update={"spec": job.spec.with_sources(here)})
 
 
-def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:
-    """Whether all data sets that other jobs write for this job are there; `made`: identity that each job must have."""
-    written = {name: finished.identity for name, finished in finished_jobs(output).items()}
-    return all(name in written and written[name] == made[name] for name in data_from_jobs(job).values())
-
-
 def own_number() -> int | None:
     """Return the number of this process's attempt; None for a run without an operator."""
     own = own_attempt()
@@ -354,6 +348,13 @@ class JobFolder:
             pace=self._steps.pace(record),
         )
         self._write_status(progress=progress, metrics=shown)
+
+    @writes
+    def note_measures(self, measured: Mapping[str, float | None]) -> None:
+        """Write measures of the evaluation after the last step to the metrics of the status, without those of None."""
+        known = {each.name: each for each in self._status.metrics}
+        new = {name: Metric(name=name, value=f"{each:.6g}") for name, each in measured.items() if each is not None}
+        self._write_status(metrics=tuple({**known, **new}.values()))
 
     @writes
     def write_held_out(self, rows: Iterable[Mapping[str, Any]]) -> None:

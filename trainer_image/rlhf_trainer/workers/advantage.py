@@ -16,7 +16,7 @@ from torch import Tensor
 from rlhf_api.job import Job
 from rlhf_api.spec.algorithms import ActorCritic, Constrained, PolicyGradient
 from rlhf_trainer.ops.advantages import has_signal, on_every_token, overlong_penalty, shape_scores, token_rewards
-from rlhf_trainer.ops.kl import adaptive_coefficient, kl_estimate
+from rlhf_trainer.ops.kl import KLController, kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_sum, row_sums, whiten
 from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
@@ -49,7 +49,7 @@ class AdvantageWorker:
         assert isinstance(job.spec.algorithm, PolicyGradient)
         self.job = job
         self._algorithm = job.spec.algorithm
-        self.kl_coefficient = self._algorithm.kl.coefficient
+        self._kl = KLController(self._algorithm.kl, self._algorithm.kl.coefficient)
         self.reward_moments = RunningMoments()
         self.multiplier = self._algorithm.lagrange.initial if isinstance(self._algorithm, Constrained) else None
 
@@ -68,13 +68,13 @@ class AdvantageWorker:
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
         """Return the worker's state for a checkpoint: JSON values, the same on every rank."""
-        counters = {"kl_coefficient": self.kl_coefficient, "reward_moments": asdict(self.reward_moments)}
+        counters = {"kl_coefficient": self._kl.value, "reward_moments": asdict(self.reward_moments)}
         return counters | ({"multiplier": self.multiplier} if self.multiplier else {})
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
         """Restore the worker's state from a checkpoint, as `counters` returned it."""
-        self.kl_coefficient = counters["kl_coefficient"]
+        self._kl.value = counters["kl_coefficient"]
         self.reward_moments = RunningMoments(**counters["reward_moments"])
         self.multiplier = counters.get("multiplier")
 
@@ -127,7 +127,7 @@ class AdvantageWorker:
             recorder.deviation("reward/std", counted.sum(), (counted**2).sum(), valid.sum())
         if batch.fields.keys() >= set(KL_FIELDS):
             recorder.mean("kl/reference", row_sums(kl, mask).sum(), valid.sum())
-        recorder.maximum("kl/coefficient", self.kl_coefficient)
+        recorder.maximum("kl/coefficient", self._kl.value)
         if "turn_rewards" not in batch.fields:
             return token_rewards(scores, kl, mask, kl_coef=self.kl_in_reward)
         by_turn = keep(batch["turn_rewards"], mask)
@@ -144,7 +144,7 @@ class AdvantageWorker:
     @property
     def kl_in_reward(self) -> float:
         """Coefficient of the KL penalty that is subtracted from the rewards; 0 if the KL is a term of the loss."""
-        return self.kl_coefficient if self._algorithm.kl.apply_to == "Reward" else 0.0
+        return self._kl.value if self._algorithm.kl.apply_to == "Reward" else 0.0
 
     def shaped(self, scores: Tensor, finished: Tensor, mask: Tensor) -> Tensor:
         """Return the scores [B] after normalisation, clipping and the penalties for a missing end and for length."""
@@ -180,18 +180,9 @@ class AdvantageWorker:
 
     def _adapt(self, batch: Batch) -> None:
         """Adapt the KL coefficient for the next step, so that the KL comes closer to the target."""
-        settings = self._algorithm.kl
-        if settings.controller != "Adaptive" or settings.target is None:
-            return
-        total, count = sum_over_ranks([row_sums(self.kl_of(batch), batch["response_mask"]).sum(), batch["valid"].sum()])
-        if math.isfinite(total):
-            self.kl_coefficient = adaptive_coefficient(
-                self.kl_coefficient,
-                kl=total / max(count, 1.0),
-                target=settings.target,
-                horizon=settings.horizon,
-                num_sequences=int(count),
-            )
+        if self._algorithm.kl.controller in ("Coefficient", "Adaptive"):
+            total = row_sums(self.kl_of(batch), batch["response_mask"]).sum()
+            self._kl.follow(*sum_over_ranks([total, batch["valid"].sum()]))
 
     def gathered(self, here: Tensor, batch: Batch) -> Tensor | None:
         """Return a number for each row of all ranks, float64 [N]; None if the options compare no responses.

@@ -264,12 +264,16 @@ class TrainedModel:
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
         """Return the worker's state for a checkpoint besides tensors: JSON values, the same on every rank."""
-        return {"skipped_in_a_row": self.trainer.skipped_in_a_row}
+        steered = self.trainer.rate_divisor
+        rate = {"rate_divisor": steered.value, "kl_update": steered.mean} if steered else {}
+        return {"skipped_in_a_row": self.trainer.skipped_in_a_row, **rate}
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
         """Restore the worker's state from a checkpoint, as `counters` returned it."""
         self.trainer.skipped_in_a_row = counters["skipped_in_a_row"]
+        if steered := self.trainer.rate_divisor:
+            steered.value, steered.mean = counters["rate_divisor"], counters["kl_update"]
 
     @register(ONE_TO_ALL)
     def restore(self, *, uri: str) -> None:

@@ -177,7 +177,7 @@ def test_a_verl_file_says_what_is_lost() -> None:
     assert draft.get("algorithm.kl") == {
         "coefficient": 0.02,
         "applyTo": "Reward",
-        "controller": "Adaptive",
+        "controller": "Coefficient",
         "target": 6,
         "horizon": 10000,
         "estimator": "K1",

@@ -1,0 +1,100 @@
+"""`kubectl rlhf tune`: successive halving whose trials are queued RLHFJobs; their specs say how far each has come."""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.files import apply, load, read_text
+from rlhf_kubectl.jobs import ENDED_PHASES, list_jobs
+from rlhf_kubectl.kubectl import Kubectl, KubectlError
+from rlhf_kubectl.submit import submit
+from rlhf_kubectl.why import final_failure
+from rlhf_operator import names
+from rlhf_operator.snapshot import ObservedJob
+from rlhf_planning.halving import Rung, Search, Trial, halve, is_lowest_best, search_of, show
+from rlhf_planning.job_table import REFRESH_SECONDS
+
+
+class ClusterTuning:
+    """Search whose trials are the jobs `<job>-t1`, `<job>-t2` and so on, which have a label."""
+
+    def __init__(
+        self, kubectl: Kubectl, manifest: Path, varied: Sequence[str], measure: str, budget: int, job: str | None
+    ) -> None:
+        """Take what the user asks for. Raises SpecError, before anything is made, or KubectlError."""
+        self._kubectl, self._folder = kubectl, manifest.parent
+        finished = {each.name: str(each.spec["algorithm"]["name"]) for each in list_jobs(kubectl)}
+        self._search: Search = search_of(load(manifest, finished=finished), varied, measure, budget, job)
+        self._documents = [each for each in kubectl_yaml.read(read_text(manifest), f"{manifest}: ") if each]
+        self._shared = [each for each in self._documents if each["metadata"]["name"] in self._search.shared]
+        trials = [self._document(trial, self._search.rungs[0]) for trial in self._search.trials]
+        load(_text([*self._shared, *trials]), finished=finished)
+
+    def run(self) -> None:
+        """Submit the shared jobs and the trials, have the best go on from rung to rung, and print them.
+
+        The same command goes on after an interruption, which leaves the jobs running. KubectlError if the cluster
+        refuses, or a shared job or every trial fails.
+        """
+        search = self._search
+        typer.echo(f"{search}; Ctrl-C leaves the jobs running")
+        if self._shared:
+            submit(self._kubectl, _text(self._shared), folder=self._folder)
+        best = halve(search, self._go_on)
+        if best is None:
+            raise KubectlError(f"every trial has failed; t1: {search.trials[0].reason}")
+        show(search, best, "kubectl rlhf compare", self._name)
+
+    def _name(self, trial: Trial) -> str:
+        return f"{self._search.chain[-1].name}-{trial.name}"
+
+    def _document(self, trial: Trial, rung: Rung) -> dict[str, Any]:
+        """Return the RLHFJob of a trial that pauses at a rung. Raises SpecError for a path that cannot exist."""
+        tuned, changed = self._search.chain[-1].name, apply(self._search.sets(trial, rung), self._documents)
+        job = next(each for each in changed if each["metadata"]["name"] == tuned)
+        labels = {**(job["metadata"].get("labels") or {}), names.TUNE: tuned}
+        return {**job, "metadata": {**job["metadata"], "name": self._name(trial), "labels": labels}}
+
+    def _go_on(self, trials: Sequence[Trial], rung: Rung) -> None:
+        """Have trials go on to a rung, but those that went on from it before, and wait until all have come."""
+        jobs, waiting, lowest = self._jobs(), list(trials), is_lowest_best(self._search.measure)
+        for trial in trials:
+            job = jobs.get(self._name(trial))
+            pause = (job.spec.get("checkpoint") or {}).get("pauseAfterStep") if job else 0
+            if int(self._search.chain[-1].spec.training.total_steps or 0 if pause is None else pause) > rung.step:
+                waiting.remove(trial)  # it was one of the best by a measure that is gone
+                trial.step, trial.value = rung.step, -math.inf if lowest else math.inf
+        if waiting:
+            submit(self._kubectl, _text(self._document(trial, rung) for trial in waiting), folder=self._folder)
+        while waiting:
+            time.sleep(REFRESH_SECONDS)
+            jobs = self._jobs()
+            if failed := [name for name in self._search.shared if name in jobs and jobs[name].status.phase == "Failed"]:
+                raise KubectlError(f"{failed[0]} has failed, and all trials read it; see kubectl rlhf why {failed[0]}")
+            waiting = [trial for trial in waiting if not self._has_come(trial, jobs.get(self._name(trial)), rung)]
+
+    def _jobs(self) -> dict[str, ObservedJob]:
+        return {job.name: job for job in list_jobs(self._kubectl)}
+
+    def _has_come(self, trial: Trial, job: ObservedJob | None, rung: Rung) -> bool:
+        """Whether a trial runs no more before a rung; sets its measure, or the reason why it has none."""
+        if job and not (job.is_paused or job.status.phase in ENDED_PHASES):
+            return False
+        measured = [each.value for each in job.status.metrics if each.name == self._search.measure] if job else []
+        done = job.status.progress.step if job and job.status.progress else 0
+        failure = final_failure(job.status) if job and job.status.phase == "Failed" else None
+        if job is None or failure or done < rung.step or not measured:
+            state = f"is {job.status.phase} after step {done}, without {self._search.measure}" if job else "is gone"
+            trial.reason = failure.message if failure else f"its job {state}"
+        else:
+            trial.step, trial.value = rung.step, float(measured[0])
+        return True
+
+
+def _text(documents: Iterable[dict[str, Any]]) -> str:
+    return "---\n".join(map(kubectl_yaml.write, documents))
