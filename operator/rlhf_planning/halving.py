@@ -2,10 +2,10 @@
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import typer
 from rich.console import Console
@@ -141,12 +141,6 @@ def rungs_of(trials: int, steps: int, budget: int) -> list[Rung]:
 def steps_of(rungs: Sequence[Rung]) -> int:
     """Return the training steps of all trials together: a trial goes on from its last rung."""
     return sum(after.trials * (after.step - before.step) for before, after in pairwise([Rung(0, 0), *rungs]))
-
-
-def final(summary: Mapping[str, Any], measure: str) -> float | None:
-    """Return a measure after the last step, by a job's part of summary.json; None if the job has no such measure."""
-    found: float | None = summary.get(f"{measure}_after", summary.get(measure))
-    return found
 
 
 def is_lowest_best(measure: str) -> bool:

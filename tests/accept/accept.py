@@ -17,9 +17,11 @@ from typing import Any
 
 import check_algorithms
 import generation
+import merging
 import mixtures
 import rollouts
 import rounds
+import tuning
 from check_demo import PPO, Figure, Row, check, table
 
 from rlhf_api.files import load
@@ -334,8 +336,14 @@ def of_rollouts(folder: Path) -> dict[str, Any]:
 
 
 def between_runs(folder: Path) -> dict[str, Any]:
-    """What people do between two runs: learning in rounds and own asynchronous steps; a figure a system."""
-    return _ok(rounds.rounds(folder), "a round wins too little or collapses, or an own step does not learn")
+    """What people do between two runs: rounds, own asynchronous steps, tuning and merging; a figure a system."""
+    found = rounds.rounds(folder)
+    sums = folder / "replay" / "run"
+    found["Auto-FedRL"] = {"tune": tuning.tune(sums, folder), "steered rate": tuning.steered_rate(sums, folder)}
+    found["OTFusion"] = merging.merge(folder / "run", folder)
+    oks = [each.pop("ok") for each in (*found["Auto-FedRL"].values(), found["OTFusion"])]
+    found["ok"] = all((found["ok"], *oks))
+    return _ok(found, "rounds or an own step learn too little, or tuning, a steered rate or a merge falls short")
 
 
 def _ok(row: dict[str, Any], message: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def test_a_trainer_that_pauses_suspends_its_job() -> None:
     assert [each.outcome for each in world.status.attempts] == ["Suspended", "Running"]
 
 
-def test_a_job_that_pauses_after_its_step_goes_on_to_the_next_one() -> None:
+def test_a_job_pauses_after_a_step_and_goes_on_to_the_next() -> None:
     """As `kubectl rlhf tune` has it do, by another step in the spec."""
     world = World()
     world.edit(checkpoint={"pauseAfterStep": 10})

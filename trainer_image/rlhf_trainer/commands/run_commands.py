@@ -1,4 +1,4 @@
-"""Commands about runs and models: `rlhf why`, `reproduce`, `tune`, `ui`, `serve` and `merge`; they import on demand."""
+"""Commands about runs and models (`rlhf why`, `reproduce`, `tune`, `ui`, `serve`, `merge`); slow imports are inside."""
 
 from itertools import zip_longest
 from pathlib import Path

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_planning.halving import final, is_lowest_best
+from rlhf_planning.halving import is_lowest_best
 from rlhf_trainer.checkpoint import STATE
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.job_run import Checkpoints, State
@@ -117,7 +117,7 @@ class KeptCheckpoints(Checkpoints):
         wanted = self._settings.keep_best
         if wanted is None:
             return {}
-        at_end = final(summary, wanted)
+        at_end = summary.get(f"{wanted}_after", summary.get(wanted))
         if at_end is not None and self._is_better(at_end):
             return {"best_step": last}
         return {"best_step": self._best[0]} if self._best else {}

@@ -15,7 +15,6 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import Metric
 from rlhf_mapper.mapping import DeviceMapping
-from rlhf_planning.halving import PREFIX, final
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.call_log import CallDeadline, CallLog
 from rlhf_trainer.controller.resource_pool import LOOK_SECONDS
@@ -25,7 +24,7 @@ from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.elastic_pool import ElasticMachines, TooFewNodesError, are_lost, copy_here
-from rlhf_trainer.run.evaluation import evaluation_of, measures_of
+from rlhf_trainer.run.evaluation import evaluation_of
 from rlhf_trainer.run.graph import recorded_step, scorers_of
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.placement import Placed
@@ -94,13 +93,13 @@ def run_on_ray(
                 runtime,
                 shape,
                 saves=(job.saved, folder.made.resolve()) if trained else None,
-                evaluation=evaluation_of(running, runtime, shape),
+                evaluation=(evaluation := evaluation_of(running, runtime, shape)),
                 checkpoints=checkpoints,
                 reporter=publisher,
             )
         end_hashing(shape.total_steps)
         add_to_summary(context.output, job.name, summary)
-        folder.note_measures({f"{PREFIX}{each}": final(summary, each) for each in measures_of(job)})
+        folder.note_measures({each: summary.get(f"{each}_after", summary.get(each)) for each in evaluation.measures()})
 
 
 class RayRuntime:

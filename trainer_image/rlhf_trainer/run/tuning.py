@@ -1,4 +1,4 @@
-"""`rlhf tune`: successive halving; the trials of a job share the jobs that it reads, one Ray and its processes."""
+"""`rlhf tune`: successive halving; the trials of a job share earlier jobs, one Ray and its processes."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError, suggestion
-from rlhf_planning.halving import PREFIX, Rung, Search, Trial, final, halve
+from rlhf_planning.halving import PREFIX, Rung, Search, Trial, halve
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem, together, user_error
 from rlhf_trainer.outputs.opening import OutputOptions
 from rlhf_trainer.run.chain import run_file
@@ -103,7 +103,8 @@ class Tuning:
         with files.reading(folder.path):
             if rung.step == self._job.spec.training.total_steps:
                 summary = files.read_summary(output).get(self._job.name, {}) if folder.finished() else {}
-                return final(summary, measure.removeprefix(PREFIX))
+                name = measure.removeprefix(PREFIX)
+                return summary.get(f"{name}_after", summary.get(name))
             newest, metrics = folder.newest_checkpoint(), folder.path / files.METRICS
             lines = metrics.read_text().splitlines() if newest and newest.step >= rung.step else []
             return next((each.get(measure) for each in map(json.loads, lines) if each["step"] == rung.step), None)

@@ -350,11 +350,11 @@ class JobFolder:
         self._write_status(progress=progress, metrics=shown)
 
     @writes
-    def note_measures(self, measured: Mapping[str, float | None]) -> None:
-        """Write measures of the evaluation after the last step to the metrics of the status, without those of None."""
-        known = {each.name: each for each in self._status.metrics}
-        new = {name: Metric(name=name, value=f"{each:.6g}") for name, each in measured.items() if each is not None}
-        self._write_status(metrics=tuple({**known, **new}.values()))
+    def note_measures(self, measured: Mapping[str, Any]) -> None:
+        """Write measures of the evaluation after the last step to the metrics of the status."""
+        known = {each.name: each.value for each in self._status.metrics}
+        known |= {f"evaluation/{name}": f"{value:.6g}" for name, value in measured.items() if value is not None}
+        self._write_status(metrics=tuple(Metric(name=name, value=value) for name, value in known.items()))
 
     @writes
     def write_held_out(self, rows: Iterable[Mapping[str, Any]]) -> None:
