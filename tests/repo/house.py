@@ -15,7 +15,7 @@ from tests.repo.tree import ROOT
 from tests.repo.walk import SOURCES, START, product_modules, walk_from
 from tests.repo.words import FRAGMENTS, PRONOUNS, SUBJECTS, faults_of_docstrings, faults_of_subjects
 
-MAX_COMPLEXITY, MAX_ANY, MAX_GETATTR, MAX_PRODUCT_LINES, MAX_DOC_WORDS = 12, 12, 2, 61_118, 46_330
+MAX_COMPLEXITY, MAX_ANY, MAX_GETATTR, MAX_PRODUCT_LINES, MAX_DOC_WORDS = 12, 12, 2, 61_118, 46_400
 MAX_STAYS, MAX_RETURNS = 30, 11
 """Bounds of the counts of `tests.repo.walk`, which were 67 and 42 at first."""
 MAX_BENCHMARKS = 17
