@@ -67,7 +67,7 @@ class ClusterTuning:
             job = jobs.get(self._name(trial))
             pause = (job.spec.get("checkpoint") or {}).get("pauseAfterStep") if job else 0
             if int(self._search.chain[-1].spec.training.total_steps or 0 if pause is None else pause) > rung.step:
-                waiting.remove(trial)  # it was one of the best by a measure that is gone
+                waiting.remove(trial)  # it was one of the best: its status has a later step's measure
                 trial.step, trial.value = rung.step, -math.inf if lowest else math.inf
         if waiting:
             submit(self._kubectl, _text(self._document(trial, rung) for trial in waiting), folder=self._folder)
@@ -82,7 +82,7 @@ class ClusterTuning:
         return {job.name: job for job in list_jobs(self._kubectl)}
 
     def _has_come(self, trial: Trial, job: ObservedJob | None, rung: Rung) -> bool:
-        """Whether a trial runs no more before a rung; sets its measure, or the reason why it has none."""
+        """Whether a trial has reached a rung or ended; sets its measure, or the reason why it has none."""
         if job and not (job.is_paused or job.status.phase in ENDED_PHASES):
             return False
         measured = [each.value for each in job.status.metrics if each.name == self._search.measure] if job else []

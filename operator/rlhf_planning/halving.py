@@ -1,6 +1,5 @@
 """Successive halving (Hyperband, arXiv 1603.06560): trials of a job, the best of which go on to the next rung."""
 
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,23 +15,18 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_planning.numbers import number
 
-VARY: Final = "Field to vary; repeat it for combinations of fields."
-Vary = Annotated[list[str], typer.Option("--vary", metavar="PATH=VALUE,VALUE", help=VARY)]
+Vary = Annotated[list[str], typer.Option("--vary", metavar="PATH=VALUE,VALUE", help="Field to vary; repeatable.")]
 Measure = Annotated[str, typer.Option(metavar="evaluation/NAME", help="Measure of evaluation to compare trials by.")]
 Budget = Annotated[int, typer.Option(metavar="STEPS", min=1, help="Most training steps of all trials together.")]
 TunedJob = Annotated[str | None, typer.Option("--job", help="Name of the job to tune; default: the last one.")]
 PREFIX: Final = "evaluation/"
 """Beginning of the names of measures of evaluation among the metrics of a step."""
 ETA: Final = 3
-"""One of so many trials goes on at a rung, and the next rung is at so many times the steps."""
-COMPARED: Final = 4
-"""Most trials that the suggested comparison names."""
-COMMAS: Final = re.compile(r",(?![^\[{]*[\]}])")
-"""Commas between values; not those inside a list or a mapping."""
+"""At each rung a third of the trials goes on, to three times the steps."""
 
 
 class Rung(NamedTuple):
-    """Step at which trials are measured and compared, and the number of trials that come so far."""
+    """Step at which trials are measured and compared, and the number of trials that are trained to it."""
 
     trials: int
     step: int
@@ -103,7 +97,7 @@ def trials_of(varied: Sequence[str], job: str) -> list[Trial]:
     for text in varied:
         target, _, values = text.partition("=")
         name, _, path = target.rpartition(":")
-        found, path = [each.strip() for each in COMMAS.split(values)], path.removeprefix("spec.")
+        found, path = [each.strip() for each in values.split(",")], path.removeprefix("spec.")
         is_right = path and "" not in found and 1 < len(set(found)) == len(found)
         wrong = "" if is_right else "expected path=value,value with different values"
         wrong = "the same field is varied twice" if path in choices else wrong
@@ -151,14 +145,14 @@ def is_lowest_best(measure: str) -> bool:
 def halve(search: Search, run: Callable[[Sequence[Trial], Rung], None]) -> Trial | None:
     """Bring the trials from rung to rung, and return the best one; None if all have failed.
 
-    run: has trials without a `reason` go on to a rung, and sets the step and value, or the reason, of each.
+    run: trains the given trials to a rung, and sets each trial's step and value, or its reason.
     """
     sign, going = -1 if is_lowest_best(search.measure) else 1, list(search.trials)
     for rung in search.rungs:
         going = going[: rung.trials]
         run(going, rung)
         going = [trial for trial in going if not trial.reason]
-        going.sort(key=lambda trial: -sign * (trial.value or 0.0))  # of equal ones the first of the list
+        going.sort(key=lambda trial: -sign * trial.value)  # of equal ones the first of the list
     return going[0] if going else None
 
 
@@ -176,6 +170,6 @@ def show(search: Search, best: Trial, compare: str, place_of: Callable[[Trial], 
     for trial in search.trials:
         if trial.reason:
             typer.echo(f"{trial.name} failed: {trial.reason}")
-    far = sorted((trial for trial in search.trials if not trial.reason), key=lambda trial: -trial.step)[:COMPARED]
+    far = sorted((trial for trial in search.trials if not trial.reason), key=lambda trial: -trial.step)[:4]
     typer.echo(f"compare: {compare} {shlex.join(map(place_of, far))}")
     typer.echo(f"best: {place_of(best)} {shlex.join(word for each in best.sets for word in ('--set', each))}")

@@ -359,8 +359,8 @@ WRONG: dict[str, Case] = {
     ),
     "a weight of nothing": Case("Merge", ("algorithm.models.0.weight=0",), "spec.algorithm.models.0.weight"),
     "changes without a base": Case("Merge", ("algorithm.method=DARE",), "spec.algorithm.base"),
-    "a base without changes": Case("Merge", ("algorithm.base=hf://s",), "spec.algorithm"),
-    "a density without changes": Case("Merge", ("algorithm.density=0.5",), "spec.algorithm"),
+    "a base without changes": Case("Merge", ("algorithm.base=hf://s",), "spec.algorithm.base"),
+    "a density without changes": Case("Merge", ("algorithm.density=0.5",), "spec.algorithm.density"),
     "data of a merge": Case("Merge", (DATA.replace(": ", "=", 1),), "spec.data.train"),
     "another model of a merge": Case("Merge", ("models.actor={uri: hf://a}",), "spec.models.actor"),
     "an evaluation of a merge": Case("Merge", ("evaluation={data: {uri: hf://x}}",), "spec.evaluation"),
@@ -895,6 +895,11 @@ WRONG: dict[str, Case] = {
     ),
     "a steered learning rate without a target": Case(
         "PPO", ("algorithm.kl.controller=LearningRate",), "spec.algorithm.kl.target"
+    ),
+    "a rate steered by the generator's log-probabilities": Case(
+        "GRPO",
+        ("algorithm.kl={controller: LearningRate, target: 0.1}", "training.oldLogProbs=Generator"),
+        "spec.algorithm.kl.controller",
     ),
     "a target for a fixed coefficient": Case("PPO", ("algorithm.kl.target=6",), "spec.algorithm.kl.target"),
     "a steered coefficient of a loss": Case(

@@ -48,10 +48,10 @@ def test_a_third_goes_on_and_a_failed_trial_is_a_row() -> None:
         assert halve(Search([], measure, trials, [Rung(9, 3)]), lambda *_: None) is None
 
 
-def test_values_are_cut_at_commas_outside_brackets() -> None:
-    trials = trials_of(["spec.a.b=1e-4, 2e-4", "job:c={x: 1, y: 2},[1,2],null"], "job")
+def test_each_combination_of_values_is_a_trial() -> None:
+    trials = trials_of(["spec.a.b=1e-4, 2e-4", "job:c=x,2,null"], "job")
     assert [trial.name for trial in trials] == [f"t{number}" for number in range(1, 7)]
-    assert trials[0].sets == ["job:a.b=1e-4", "job:c={x: 1, y: 2}"]
+    assert trials[0].sets == ["job:a.b=1e-4", "job:c=x"]
     assert trials[5].sets == ["job:a.b=2e-4", "job:c=null"]
     for text, sentence in {
         "sft:a=1,2": "all trials share sft; vary a field of job, or name another --job",

@@ -42,6 +42,9 @@ def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
         yield Rule(field, is_set.implies(sampled), f"{what} only with {', '.join(words)} and {last}")
     message = "compares the trainer's log-probabilities with the generator's, but training.oldLogProbs is Generator"
     yield Rule("algorithm.rolloutCorrection", BY_GENERATOR.implies(~corrected), message)
+    steers = Field("algorithm.kl.controller") == "LearningRate"
+    message = "is {value}, which needs the trainer's log-probabilities, but training.oldLogProbs is Generator"
+    yield Rule("algorithm.kl.controller", steers.implies(~BY_GENERATOR), message)
 
 
 def corrections() -> Iterator[Rule]:

@@ -15,10 +15,11 @@ def merges() -> Iterator[Rule]:
     method, base = Field("algorithm.method").or_else("Linear"), Field("algorithm.base").is_given
     from_base, count = method.one_of(FROM_BASE), Field("algorithm.models").size()
     yield Rule("algorithm.base", from_base.implies(base), "is missing, TIES and DARE need it")
-    whole = from_base | (~base & (Field("algorithm.density").or_else(1.0) == 1.0))
-    yield Rule("algorithm", whole, "has a base or a density, which are for TIES and DARE only")
+    yield Rule("algorithm.base", base.implies(from_base), "is for TIES and DARE only")
+    whole = from_base | (Field("algorithm.density").or_else(1.0) == 1.0)
+    yield Rule("algorithm.density", whole, "is {value}, but only TIES and DARE leave out changes; expected 1")
     enough = (count == 2) | ((count > 2) & (method != "SLERP"))
-    yield Rule("algorithm.models", enough, "expected at least two models, and no more for SLERP")
+    yield Rule("algorithm.models", enough, "expected two models or more; SLERP takes exactly two")
     yield Rule("data.train", MERGES | ROWS, "is missing, {name} needs it")
     given = {path: Field(path).is_given for path in ("models.actor", "evaluation", "training.totalSteps")}
     for path, is_given in {"data.train": ROWS, **given}.items():

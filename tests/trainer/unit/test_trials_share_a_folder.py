@@ -90,9 +90,9 @@ def test_a_second_call_goes_on_without_repeating_a_rung(played: Played) -> None:
         (33, None, "the loss is nan"),
     ]
     assert played.tune().exit_code == 0
-    assert played.ran[7:] == [("tuned", 1200)], "nothing is left to do"
+    assert played.ran[7:] == [("tuned", 1200), ("t4", 33)], "only the failed one is left"
     assert played.tune(budget=400).exit_code == 0
-    assert played.ran[8:] == [("tuned", 1200), ("t1", 100), ("t3", 100)], "more budget lets the others go on"
+    assert played.ran[9:] == [("tuned", 1200), ("t1", 100), ("t3", 100), ("t4", 100)], "a larger budget"
     changed = played.tune("--set", "arithmetic-grpo:algorithm.clipRange=0.1")
     assert (changed.exit_code, "spec.algorithm.clipRange" in changed.stderr) == (ExitCode.SPEC, True), changed.stderr
     shutil.rmtree(played.output)

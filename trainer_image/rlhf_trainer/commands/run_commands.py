@@ -1,6 +1,5 @@
 """Commands about runs and models (`rlhf why`, `reproduce`, `tune`, `ui`, `serve`, `merge`); slow imports are inside."""
 
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 import yaml
 
 from rlhf_api.names import API_VERSION, KIND
+from rlhf_api.problems import Problem, SpecError
 from rlhf_planning.command_line import Program, uri_of
 from rlhf_planning.halving import Budget, Measure, TunedJob, Vary, search_of, show
 
@@ -106,8 +106,11 @@ def merge(
     from rlhf_trainer.outputs.opening import OutputOptions
     from rlhf_trainer.run.chain import run_file  # ray: a second
 
-    pairs = zip_longest(map(uri_of, models), yaml.safe_load(f"[{weights}]"))
-    algorithm = {"name": "Merge", "method": by, "models": [{"uri": uri, "weight": each} for uri, each in pairs]}
+    given = weights.split(",") if weights else ["1"] * len(models)
+    if len(given) != len(models):
+        raise SpecError([Problem("--weights", f"has {len(given)} numbers for {len(models)} models")])
+    merged = [{"uri": uri_of(model), "weight": yaml.safe_load(each)} for model, each in zip(models, given, strict=True)]
+    algorithm = {"name": "Merge", "method": by, "models": merged}
     spec = {"algorithm": algorithm | ({"base": uri_of(base)} if base else {})}
     text = yaml.safe_dump({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "merge"}, "spec": spec})
     options = OutputOptions()

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_planning.halving import PREFIX, Rung, Search, Trial, halve
-from rlhf_trainer.errors import ConfigError, EnvironmentProblem, together, user_error
+from rlhf_trainer.errors import ConfigError, EnvironmentProblem, Paused, together, user_error
 from rlhf_trainer.outputs.opening import OutputOptions
 from rlhf_trainer.run.chain import run_file
 from rlhf_trainer.run.machine import gpu_count
@@ -20,7 +19,7 @@ from rlhf_trainer.run.session import how_ray_ended, ray_session
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder import folder as files
-from rlhf_trainer.run_folder.attempt import STATUS, read_object, replace
+from rlhf_trainer.run_folder.attempt import replace
 from rlhf_trainer.run_folder.lock import only_run_in
 
 
@@ -39,10 +38,14 @@ class Tuning:
         if not any(search.measure == each or search.measure.startswith(f"{each}/") for each in known):
             message = f"is {search.measure}, which {self._job.name} does not write; {suggestion(search.measure, known)}"
             raise SpecError([Problem("--measure", message)])
-        for trial in search.trials:
-            chain, folder = self._chain(trial), output / trial.name
-            if (folder / self._job.name).is_dir():
-                unfinished(chain, folder)
+        self._names, rung = [job.name for job in search.chain], search.rungs[0]
+        loaded = [
+            files.load_with_finished(output, manifest, [*sets, *search.sets(each, rung)]) for each in search.trials
+        ]
+        self._chains = [[job for job in jobs if job.name in self._names] for jobs in loaded]
+        for trial, chain in zip(search.trials, self._chains, strict=True):
+            if (output / trial.name / self._job.name).is_dir():
+                unfinished(chain, output / trial.name)
 
     def run(self) -> Trial:
         """Run the shared jobs and then the trials, and return the best; rungs where a trial has been are kept.
@@ -51,13 +54,14 @@ class Tuning:
         """
         from rlhf_trainer.run.deep_check import problems  # torch and transformers: seconds
 
-        chains = [self._chain(trial) for trial in self._search.trials]
-        if found := [error for _, error in problems(chains[0], chains[0], self._output)]:
+        if found := [error for _, error in problems(self._chains[0], self._chains[0], self._output)]:
             raise together(found)
         self._say(str(self._search))
         if self._search.shared:
             self._run(self._output, self._sets, self._search.shared)
-        own = [] if self._address else [place_job(jobs[-1], (gpu_count(),), jobs, self._output) for jobs in chains]
+        own = (
+            [] if self._address else [place_job(jobs[-1], (gpu_count(),), jobs, self._output) for jobs in self._chains]
+        )
         room = max((sum(pool.size for pool in placed.mapping.pools) for placed in own), default=0)
         with only_run_in(self._output), StopSignals(self._say).handled(), ray_session(self._address, cpu_slots=room):
             try:
@@ -69,19 +73,21 @@ class Tuning:
         return best
 
     def _go_on(self, trials: Sequence[Trial], rung: Rung) -> None:
-        """Have trials go on to a rung, one after the other, but those that have been there, or have failed."""
+        """Train trials to a rung, one after the other, but those that have a measure there."""
         for trial in trials:
             output, reason = self._output / trial.name, ""
-            if self._measured(output, rung) is None and not (reason := self._failure(output)):
+            if self._measured(output, rung) is None:
                 self._say(f"{trial.name} to step {rung.step}: {' '.join(trial.sets)}")
                 self._link_shared(output)
-                sets, only = [*self._sets, *self._search.sets(trial, rung)], [*self._search.shared, self._job.name]
                 try:
-                    self._run(output, sets, only, self._slots)
+                    self._run(output, [*self._sets, *self._search.sets(trial, rung)], self._names, self._slots)
+                except Paused:
+                    pass  # at the rung
                 except Exception as error:  # noqa: BLE001 a trial that fails is a row of the table
                     reason = str(user_error(error)).splitlines()[0]
             trial.step, trial.value = rung.step, self._measured(output, rung)
-            trial.reason = reason if trial.value is None else ""
+            none = f"it has no {self._search.measure} at step {rung.step}"
+            trial.reason = (reason or none) if trial.value is None else ""
             with files.writing(self._output):
                 found = {"search": str(self._search), "trials": [*map(asdict, self._search.trials)]}
                 replace(self._output / "tune.json", json.dumps(found, indent=2) + "\n")
@@ -91,11 +97,6 @@ class Tuning:
     def _run(self, output: Path, sets: Sequence[str], only: Sequence[str], shared: Slots | None = None) -> None:
         run = partial(run_file, self._manifest, restart=False, address=self._address, options=OutputOptions())
         run(output=output, overrides=sets, only=only, shared=shared)
-
-    def _failure(self, output: Path) -> str:
-        """Return why a trial has failed in an earlier call, or empty text."""
-        status = read_object(output / self._job.name / STATUS)
-        return str(status["lastFailure"]["message"]) if status.get("phase") == "Failed" else ""
 
     def _measured(self, output: Path, rung: Rung) -> float | None:
         """Return the measure of a trial at a rung; None if it is not there yet, or has no checkpoint."""
@@ -109,15 +110,12 @@ class Tuning:
             lines = metrics.read_text().splitlines() if newest and newest.step >= rung.step else []
             return next((each.get(measure) for each in map(json.loads, lines) if each["step"] == rung.step), None)
 
-    def _chain(self, trial: Trial) -> list[Job]:
-        """Return the jobs that a trial needs, with its values. Raises SpecError."""
-        sets = [*self._sets, *self._search.sets(trial, self._search.rungs[0])]
-        names = {*self._search.shared, self._job.name}
-        return [job for job in files.load_with_finished(self._output, self._manifest, sets) if job.name in names]
-
     def _link_shared(self, output: Path) -> None:
         """Give a trial's run folder links to the finished jobs of the tuning's."""
         with files.writing(output):
             output.mkdir(exist_ok=True)
-            for name in files.finished_jobs(self._output).keys() - {each.name for each in output.iterdir()}:
+            for name in files.finished_jobs(self._output).keys() - {
+                self._job.name,
+                *(each.name for each in output.iterdir()),
+            }:
                 (output / name).symlink_to(Path("..") / name)

@@ -26,7 +26,7 @@ from rlhf_trainer.training.models import inner, kept_buffers
 from rlhf_trainer.training.saving import disk_errors, save_config_and_tokenizer
 
 STRAIGHT, TINY = 0.9995, 1e-7
-"""Cosine of two tensors from which SLERP takes the straight line, and sum of sizes that DARE does not scale."""
+"""Cosine of two tensors from which SLERP takes the straight line; sum of sizes below which DARE does not rescale."""
 PLAIN: Any = {"trust_remote_code": False, "revision": None}
 IN_LAYER = re.compile(r"\.(\d+)\.")
 
@@ -64,7 +64,7 @@ def elected(changes: Tensor, weights: Tensor) -> Tensor:
 
 
 class Merger:
-    """Merge of language models in files, by parts: part 0 is what is in no layer, part n is layer n - 1.
+    """Merge of language models in files, by parts: part 0 holds the tensors outside the layers, part n layer n - 1.
 
     It holds one tensor of all models at a time in float32, and the merged part; for OT also a matrix [units, units].
     """

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import CUSTOM
 from rlhf_trainer.why.seen import Array, Row, Seen, Series, column, median
 
 MIN_STEPS = 5
@@ -35,8 +36,8 @@ def stale_weights(seen: Seen) -> Shown | None:
     """Find a generator that moves away from the trainer; a KL that is there by design does not grow like this."""
     kl, rollout = seen.series("kl/rollout"), seen.section("rollout")
     by_design = rollout.get("maxStaleness") or rollout.get("quantization") or rollout.get("kvCache")
-    by_design = by_design or seen.series("staleness").values.any()  # an own step replays rows
-    if by_design or len(kl) < MIN_STEPS or not kl.last > max(1e-3, 20 * float(kl.values[0])):
+    replays = seen.section("algorithm").get("name") == CUSTOM and seen.series("staleness").values.any()
+    if by_design or replays or len(kl) < MIN_STEPS or not kl.last > max(1e-3, 20 * float(kl.values[0])):
         return None
     step = int(kl.steps[kl.values > 1e-3][0])
     return Shown({"first": float(kl.values[0]), "last": kl.last, "step": step})

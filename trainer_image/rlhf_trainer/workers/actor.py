@@ -41,7 +41,7 @@ WEIGHTS = "rollout_weights"
 MAX_RATE_FACTOR = 10.0
 """Largest factor by which `kl.controller` LearningRate multiplies, or divides, the scheduled learning rate."""
 STEP_SHARE = 0.25
-"""Share of a step in the mean KL of updates: a single one may be many times the others, which a bound would hide."""
+"""Weight of the newest step in the running mean of the KL of updates; one step's KL may be many times the usual."""
 Loss = Callable[[Likelihood, Fields], Tensor]
 
 
