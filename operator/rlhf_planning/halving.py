@@ -151,8 +151,8 @@ def halve(search: Search, run: Callable[[Sequence[Trial], Rung], None]) -> Trial
     for rung in search.rungs:
         going = going[: rung.trials]
         run(going, rung)
-        going = [trial for trial in going if not trial.reason]
-        going.sort(key=lambda trial: -sign * trial.value)  # of equal ones the first of the list
+        measured = [(trial.value, trial) for trial in going if trial.value is not None and not trial.reason]
+        going = [trial for _, trial in sorted(measured, key=lambda each: -sign * each[0])]  # of equal ones the first
     return going[0] if going else None
 
 
