@@ -71,6 +71,9 @@ class Search(NamedTuple):
         return f"{len(self.trials)} trials of {self.chain[-1].name}: {plan}; {steps_of(self.rungs)} steps in all"
 
 
+SET_BY_SEARCH: Final = ("training.totalSteps", "checkpoint.pauseAfterStep", "evaluation.everySteps")
+
+
 def search_of(jobs: Sequence[Job], varied: Sequence[str], measure: str, budget: int, name: str | None) -> Search:
     """Return the search that a user asks for; jobs: of a manifest, in order. Raises SpecError.
 
@@ -101,7 +104,9 @@ def trials_of(varied: Sequence[str], job: str) -> list[Trial]:
         is_right = path and "" not in found and 1 < len(set(found)) == len(found)
         wrong = "" if is_right else "expected path=value,value with different values"
         wrong = "the same field is varied twice" if path in choices else wrong
-        wrong = "is the same in all trials" if path == "training.totalSteps" else wrong
+        wrong = "a list or a mapping cannot be varied" if set(values) & set("[]{}") else wrong
+        wrong = "is the same in all trials" if path in SET_BY_SEARCH else wrong
+        wrong = "names the job, expected a field of its spec" if path.startswith("metadata.") else wrong
         if name not in ("", job):
             wrong = f"all trials share {name}; vary a field of {job}, or name another --job"
         if wrong:

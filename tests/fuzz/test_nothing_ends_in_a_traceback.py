@@ -4,7 +4,7 @@ import pytest
 
 from tests.fuzz.targets import TARGETS, tried_in_a_folder
 
-CASES = {"manifests": 100, "plans": 6, "settings": 40, "run_folders": 5, "rows": 8, "objects": 30}
+CASES = {"manifests": 100, "plans": 12, "settings": 40, "run_folders": 5, "rows": 8, "objects": 30}
 SEED = 1
 
 

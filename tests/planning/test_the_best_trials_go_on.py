@@ -1,5 +1,6 @@
 """Successive halving: the rungs that a budget allows, who goes on, and what a user may write wrongly."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -55,9 +56,12 @@ def test_each_combination_of_values_is_a_trial() -> None:
     assert trials[5].sets == ["job:a.b=2e-4", "job:c=null"]
     for text, sentence in {
         "sft:a=1,2": "all trials share sft; vary a field of job, or name another --job",
+        "metadata.name=a,b": "names the job, expected a field of its spec",
+        "checkpoint.pauseAfterStep=1,2": "is the same in all trials",
+        "a={b: 1},{b: 2}": "a list or a mapping cannot be varied",
         **dict.fromkeys(["a=1", "a=1,1", "a=1,", "a", "=1,2"], "expected path=value,value with different values"),
     }.items():
-        with pytest.raises(SpecError, match=f"^--vary {text}: {sentence}$"):
+        with pytest.raises(SpecError, match=f"^--vary {re.escape(text)}: {sentence}$"):
             trials_of([text], "job")
     with pytest.raises(SpecError, match="is varied twice"):
         trials_of(["a=1,2", "spec.a=3,4"], "job")

@@ -42,9 +42,17 @@ def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
         yield Rule(field, is_set.implies(sampled), f"{what} only with {', '.join(words)} and {last}")
     message = "compares the trainer's log-probabilities with the generator's, but training.oldLogProbs is Generator"
     yield Rule("algorithm.rolloutCorrection", BY_GENERATOR.implies(~corrected), message)
-    steers = Field("algorithm.kl.controller") == "LearningRate"
+
+
+def steering() -> Iterator[Rule]:
+    """Yield the rules for the scalar that steers a KL to its target."""
+    controller, target = Field("algorithm.kl.controller"), Field("algorithm.kl.target").is_given
+    is_fixed = controller.or_else("Fixed") == "Fixed"
+    message = "is missing, controller {controller} needs it"
+    yield Rule("algorithm.kl.target", is_fixed | target, message, {"controller": controller})
+    yield Rule("algorithm.kl.target", target.implies(~is_fixed), "is not for controller Fixed")
     message = "is {value}, which needs the trainer's log-probabilities, but training.oldLogProbs is Generator"
-    yield Rule("algorithm.kl.controller", steers.implies(~BY_GENERATOR), message)
+    yield Rule("algorithm.kl.controller", (controller == "LearningRate").implies(~BY_GENERATOR), message)
 
 
 def corrections() -> Iterator[Rule]:

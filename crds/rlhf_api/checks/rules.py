@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from rlhf_api.checks.agent_rules import MAKES_DATA, MODELS_OF_SUM, REWARD_MODEL, agents, sums_over_rows
 from rlhf_api.checks.code_rules import AGENT, ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
-from rlhf_api.checks.log_prob_rules import STALE, corrections, log_probs
+from rlhf_api.checks.log_prob_rules import STALE, corrections, log_probs, steering
 from rlhf_api.checks.merge_rules import MERGES, merges
 from rlhf_api.checks.parallel_rules import compression, experts_of_actor, sizes_of_generation
 from rlhf_api.checks.rule import NAME, Rule, algorithm
@@ -141,16 +141,12 @@ def _shapes() -> Iterator[Rule]:
 
 
 def _algorithm() -> Iterator[Rule]:
-    controller, target = Field("algorithm.kl.controller"), Field("algorithm.kl.target").is_given
     default = algorithm(
         lambda each: issubclass(each, PolicyGradient) and each.model_fields["kl"].default.apply_to == "Loss"
     ).then("Loss", "Reward")
     in_reward = Field("algorithm.kl.applyTo").or_else(default) == "Reward"
-    needs, steers = "is missing, controller {controller} needs it", controller.one_of(("Coefficient", "Adaptive"))
-    is_fixed = controller.or_else("Fixed") == "Fixed"
-    yield Rule("algorithm.kl.target", is_fixed | target, needs, {"controller": controller})
+    steers = Field("algorithm.kl.controller").one_of(("Coefficient", "Adaptive"))
     yield Rule("algorithm.kl.controller", steers.implies(in_reward), "{value} is for applyTo Reward only")
-    yield Rule("algorithm.kl.target", target.implies(~is_fixed), "is not for controller Fixed")
     penal = algorithm(lambda each: issubclass(each, Distilling)) & (Field("algorithm.kl.coefficient") > 0.0)
     message = "is {value}, but without models.reward there is no reward to subtract the penalty from; expected Loss"
     yield Rule("algorithm.kl.applyTo", (penal & in_reward).implies(REWARD | ENVIRONMENT), message)
@@ -356,8 +352,9 @@ def _apart() -> Iterator[Rule]:
 
 
 PARTS = (
-    *(_models, _shapes, experts_of_actor, compression, _algorithm, _batches, _sampling, log_probs, corrections),
-    *(_lengths, _pretraining, _placement, _apart, distillation, user_code, agents, pods, speculation, merges),
+    *(_models, _shapes, experts_of_actor, compression, _algorithm, steering, _batches, _sampling, log_probs),
+    *(corrections, _lengths, _pretraining, _placement, _apart, distillation, user_code, agents, pods, speculation),
+    merges,
 )
 RULES = tuple(rule for part in PARTS for rule in part())
 

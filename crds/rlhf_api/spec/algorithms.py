@@ -209,9 +209,8 @@ class KL(Spec):
     target: float | None = Field(None, gt=0, description="KL per response to steer to, in nats; not with Fixed.")
     horizon: Count = Field(10000, description="Number of responses over which a relative error is corrected.")
     estimator: Estimator | None = None
-    """Estimator of the KL; unset is K1 in the reward and K3 in the loss. In the loss K1 is only a
-    metric: its gradient is 0 on average.
-    """
+    """Estimator of the KL; unset is K1 in the reward and K3 in the loss. In the loss K1 is only a metric: its gradient
+    is 0 on average."""
 
     @property
     def resolved_estimator(self) -> Estimator:

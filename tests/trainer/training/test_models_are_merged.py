@@ -19,9 +19,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
+from rlhf_api.problems import SpecError
 from rlhf_api.spec.merging import MergedModel, Merging
 from rlhf_trainer.errors import ConfigError, DataError, TrainerError
 from rlhf_trainer.run.deep_check import JobCheck
+from rlhf_trainer.run.preconditions import require_other_folders
 from rlhf_trainer.training.loading import load_tokenizer
 from rlhf_trainer.training.merging import Merger, cuts_of, elected, kept, slerp
 from tests.trainer.families import FAMILIES
@@ -187,6 +189,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "missing": ("models.1.uri", "there is no file or folder"),
     "adapter": ("models.1.uri", "holds an adapter; `rlhf export CHECKPOINT DIR --merge` makes a model of it"),
     "wider": ("models.1.uri", "has another shape of model.embed_tokens.weight than the first model"),
+    "heads": ("models.1.uri", "has another num_attention_heads than the first model"),
     "qwen": ("models.1.uri", "has another family than the first model"),
     "words": ("models.1.uri", "has another vocabulary than the first model"),
     "scorer": ("models.1.uri", "1 tensors are of no language model: score.weight"),
@@ -202,6 +205,8 @@ def test_a_model_that_cannot_be_merged_is_one_sentence(tmp_path: Path) -> None:
         seed=1,
         config=LlamaConfig(**{**tiny_config().to_dict(), "hidden_size": 128, "head_dim": None}),
     )
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    save_tiny(tmp_path / "heads", seed=1, config=LlamaConfig(**{**tiny_config().to_dict(), **heads}))
     save_tiny(tmp_path / "qwen", seed=1, config=FAMILIES["Qwen2"])
     save_tiny(tmp_path / "mixture", seed=1, config=FAMILIES["Qwen3-MoE"])
     save_tiny(tmp_path / "scorer", seed=1, labels=1)
@@ -231,3 +236,17 @@ def test_a_value_that_is_not_finite_ends_the_merge(tmp_path: Path) -> None:
     save_file(broken, Path(folders[1]) / "model.safetensors", {"format": "pt"})
     with pytest.raises(TrainerError, match=r"spec.algorithm.models.1.uri: a value of model.norm.weight is not finite"):
         Merger(options("Linear"), folders, seed=0).write(0, tmp_path / "place")
+
+
+def test_a_merged_value_that_is_not_finite_ends_the_merge(tmp_path: Path) -> None:
+    folders = [save_tiny(tmp_path / f"m{seed}", seed=seed) for seed in (1, 2, 3)]
+    large = [MergedModel(uri=f"hf://m/{number}", weight=3e38) for number in range(2)]
+    chosen = options("DARE", base=True, density=1.0).model_copy(update={"models": tuple(large)})
+    with pytest.raises(DataError, match=r"spec.algorithm: a merged value of .* is not finite in torch.float32"):
+        Merger(chosen, folders, seed=0).write(0, tmp_path / "place")
+
+
+def test_a_model_in_the_folder_that_the_job_writes_is_refused(tmp_path: Path) -> None:
+    job = job_of(f"file://{tmp_path}/both/model", f"file://{tmp_path}/other")
+    with pytest.raises(SpecError, match=r"^both: spec.algorithm.models.0.uri: .* is in the folder that the job writes"):
+        require_other_folders([job], tmp_path)

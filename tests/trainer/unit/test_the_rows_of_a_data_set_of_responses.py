@@ -108,7 +108,7 @@ def test_a_column_may_have_any_other_name() -> None:
 
 
 def test_a_job_comes_after_those_that_write_its_data() -> None:
-    reads = job("SFT", "sft", "data.train={mix: [{uri: job://g}, {uri: hf://x}]}")
+    reads = job("SFT", "sft", "data.train={mix: [{uri: job://g, responseKey: response}, {uri: hf://x}]}")
     writes = job("Generate", "g")
     assert [each.name for each in in_order([reads, writes], {})] == ["g", "sft"]
     with pytest.raises(SpecError, match=r"^sft: spec.data.train.mix.0.uri: .* is a job of SFT, expected Generate"):

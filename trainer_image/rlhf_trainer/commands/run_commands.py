@@ -106,10 +106,12 @@ def merge(
     from rlhf_trainer.outputs.opening import OutputOptions
     from rlhf_trainer.run.chain import run_file  # ray: a second
 
-    given = weights.split(",") if weights else ["1"] * len(models)
-    if len(given) != len(models):
-        raise SpecError([Problem("--weights", f"has {len(given)} numbers for {len(models)} models")])
-    merged = [{"uri": uri_of(model), "weight": yaml.safe_load(each)} for model, each in zip(models, given, strict=True)]
+    try:
+        given = [float(each) for each in weights.split(",")] if weights else [1.0] * len(models)
+        merged = [{"uri": uri_of(model), "weight": each} for model, each in zip(models, given, strict=True)]
+    except ValueError:
+        sentence = f"is {weights}, expected {len(models)} numbers with commas between them"
+        raise SpecError([Problem("--weights", sentence)]) from None
     algorithm = {"name": "Merge", "method": by, "models": merged}
     spec = {"algorithm": algorithm | ({"base": uri_of(base)} if base else {})}
     text = yaml.safe_dump({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "merge"}, "spec": spec})

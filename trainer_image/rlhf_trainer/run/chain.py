@@ -15,7 +15,7 @@ from rlhf_trainer.outputs.display import Display, display_for
 from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
 from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.placement import Placed, place_job, with_cpu_slots
-from rlhf_trainer.run.preconditions import require_no_cluster, require_packages
+from rlhf_trainer.run.preconditions import require_no_cluster, require_other_folders, require_packages
 from rlhf_trainer.run.publisher import RunContext
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished
 from rlhf_trainer.run.session import gpus_per_machine, ray_session
@@ -55,6 +55,7 @@ def run_file(
     require_packages()
     jobs = [job for job in load_with_finished(output, manifest, overrides) if job.name in only or not only]
     require_no_cluster(jobs)
+    require_other_folders(jobs, output)
     address = address or os.environ.get("RAY_ADDRESS")
     jobs, chosen = (jobs, "") if address else with_cpu_slots(jobs, output, restart=restart)
     folders = {job.name: model_folders(job, output) for job in jobs}

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote
 
 from rlhf_api.chain import data_from_jobs, merged_models
 from rlhf_api.job import Job
@@ -13,6 +14,7 @@ from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.model_shape import KNOWN
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.config_file import made_from
+from rlhf_trainer.data.uri import FILE
 from rlhf_trainer.errors import ConfigError, TrainerError
 from rlhf_trainer.generation.families import GENERATED, why_unknown
 from rlhf_trainer.run.shapes import config_file
@@ -36,6 +38,19 @@ def require_no_cluster(jobs: Sequence[Job]) -> None:
     problems = [Problem(path, f"{uri} {sentence}") for path, uri in claims.items()]
     suspended = [f"{job.name}: spec.suspend" for job in jobs if job.spec.suspend]
     problems += [Problem(path, "is true, so the job is not run") for path in suspended]
+    if problems:
+        raise SpecError(problems)
+
+
+def require_other_folders(jobs: Sequence[Job], output: Path) -> None:
+    """Raise SpecError for an input in the folder that its own job writes: a start from the first step empties it."""
+    problems = [
+        Problem(f"{job.name}: spec.{path}", f"{uri} is in the folder that the job writes; use another --output")
+        for job in jobs
+        for path, uri in _addresses(job)
+        if uri.startswith(FILE) and path != "checkpoint.storage"
+        if Path(unquote(uri.removeprefix(FILE))).resolve().is_relative_to((output / job.name).resolve())
+    ]
     if problems:
         raise SpecError(problems)
 

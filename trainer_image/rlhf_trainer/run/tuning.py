@@ -54,8 +54,9 @@ class Tuning:
         """
         from rlhf_trainer.run.deep_check import problems  # torch and transformers: seconds
 
-        if found := [error for _, error in problems(self._chains[0], self._chains[0], self._output)]:
-            raise together(found)
+        for chain in self._chains:
+            if found := [error for _, error in problems(chain, chain, self._output)]:
+                raise together(found)
         self._say(str(self._search))
         if self._search.shared:
             self._run(self._output, self._sets, self._search.shared)

@@ -27,6 +27,12 @@ from rlhf_trainer.training.saving import disk_errors, save_config_and_tokenizer
 
 STRAIGHT, TINY = 0.9995, 1e-7
 """Cosine of two tensors from which SLERP takes the straight line; sum of sizes below which DARE does not rescale."""
+COMPUTED_BY = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
+    *("hidden_act", "activation_function", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "sliding_window", "num_experts_per_tok"),
+)
+"""Settings of config.json that change what the same tensors compute."""
 PLAIN: Any = {"trust_remote_code": False, "revision": None}
 IN_LAYER = re.compile(r"\.(\d+)\.")
 
@@ -93,7 +99,10 @@ class Merger:
             tensors = [self._read(model, name) for model in range(len(self._weights))]
             for model, units in enumerate(orders if name in cuts else (), start=1):
                 tensors[model] = cuts[name].ordered(tensors[model], units)
-            merged[name] = HeldTensor(self._merged(name, tensors).to(written_type(name, config.dtype)))
+            values = self._merged(name, tensors).to(written_type(name, config.dtype))
+            if not values.isfinite().all():
+                raise DataError(f"spec.algorithm: a merged value of {name} is not finite in {values.dtype}")
+            merged[name] = HeldTensor(values)
         with disk_errors("the model", place):
             place.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(".part")
@@ -122,11 +131,13 @@ class Merger:
 
     def _merged(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
         """Return the merged tensor of all models' tensors in float32, the base's last."""
-        options, weights = self._options, torch.tensor([each.weight for each in self._options.models])
+        options = self._options
+        weights = torch.tensor([each.weight for each in options.models], dtype=torch.float64)
+        weights = (weights if options.method in FROM_BASE else weights / weights.sum()).float()
         if options.method == "SLERP":
-            return slerp(tensors[0], tensors[1], float(weights[1] / weights.sum()))
+            return slerp(tensors[0], tensors[1], float(weights[1]))
         if options.method not in FROM_BASE:
-            return weighted_sum(weights, torch.stack([*tensors])) / weights.sum()
+            return weighted_sum(weights, torch.stack([*tensors]))
         *models, base = tensors
         by_size = options.method == "TIES"
         draw = None if by_size else torch.Generator().manual_seed(crc32(name.encode(), self._seed))
@@ -167,4 +178,5 @@ def _traits(folder: str, *, is_made: bool, by_ot: bool) -> dict[str, object]:
     if by_ot:
         cuts_of(model)
     traits = {"family": model.config.model_type, "vocabulary": load_tokenizer(folder, **PLAIN).get_vocab()}
+    traits |= {each: getattr(model.config.get_text_config(), each, None) for each in COMPUTED_BY}
     return traits | {f"shape of {name}": tuple(each.shape) for name, each in model.named_parameters()}
