@@ -240,7 +240,7 @@ def test_a_value_that_is_not_finite_ends_the_merge(tmp_path: Path) -> None:
 
 def test_a_merged_value_that_is_not_finite_ends_the_merge(tmp_path: Path) -> None:
     folders = [save_tiny(tmp_path / f"m{seed}", seed=seed) for seed in (1, 2, 3)]
-    large = [MergedModel(uri=f"hf://m/{number}", weight=3e38) for number in range(2)]
+    large = [MergedModel(uri=f"hf://m/{number}", weight=1e40) for number in range(2)]
     chosen = options("DARE", base=True, density=1.0).model_copy(update={"models": tuple(large)})
     with pytest.raises(DataError, match=r"spec.algorithm: a merged value of .* is not finite in torch.float32"):
         Merger(chosen, folders, seed=0).write(0, tmp_path / "place")

@@ -178,5 +178,5 @@ def _traits(folder: str, *, is_made: bool, by_ot: bool) -> dict[str, object]:
     if by_ot:
         cuts_of(model)
     traits = {"family": model.config.model_type, "vocabulary": load_tokenizer(folder, **PLAIN).get_vocab()}
-    traits |= {each: getattr(model.config.get_text_config(), each, None) for each in COMPUTED_BY}
-    return traits | {f"shape of {name}": tuple(each.shape) for name, each in model.named_parameters()}
+    traits |= {f"shape of {name}": tuple(each.shape) for name, each in model.named_parameters()}
+    return traits | {each: getattr(model.config.get_text_config(), each, None) for each in COMPUTED_BY}
