@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,9 @@ def kubectl(cluster: Cluster, *words: object, columns: int = 80, **variables: st
 @contextmanager
 def served(cluster: Cluster, *words: object) -> Iterator[str]:
     """The address at which `kubectl rlhf WORDS` serves; it gets SIGINT at the end, and must end well."""
-    command = ["kubectl", "rlhf", *map(str, words), "--port", "0"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["kubectl", "rlhf", *map(str, words), "--port", str(port)]
     with subprocess.Popen(command, env=_environment(cluster), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
