@@ -40,10 +40,8 @@ def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
     counts = Counter(job.name for job in jobs).items()
     if problems := [Problem(f"{name}: metadata.name", f"is used by {n} documents") for name, n in counts if n > 1]:
         raise SpecError(problems)
-    kinds, by_name = (
-        {**finished, **{job.name: job.spec.algorithm.name for job in jobs}},
-        {job.name: job for job in jobs},
-    )
+    by_name = {job.name: job for job in jobs}
+    kinds = {**finished, **{name: job.spec.algorithm.name for name, job in by_name.items()}}
     if problems := [each for job in jobs for each in (*_wrong_inputs(job, kinds), *_unwritten_columns(job, by_name))]:
         raise SpecError(problems)
     ordered: list[Job] = []

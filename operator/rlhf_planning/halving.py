@@ -19,6 +19,8 @@ Vary = Annotated[list[str], typer.Option("--vary", metavar="PATH=VALUE,VALUE", h
 Measure = Annotated[str, typer.Option(metavar="evaluation/NAME", help="Measure of evaluation to compare trials by.")]
 Budget = Annotated[int, typer.Option(metavar="STEPS", min=1, help="Most training steps of all trials together.")]
 TunedJob = Annotated[str | None, typer.Option("--job", help="Name of the job to tune; default: the last one.")]
+SET_BY_SEARCH: Final = ("training.totalSteps", "checkpoint.pauseAfterStep", "evaluation.everySteps")
+"""Fields that the search itself sets, so that they cannot be varied."""
 PREFIX: Final = "evaluation/"
 """Beginning of the names of measures of evaluation among the metrics of a step."""
 ETA: Final = 3
@@ -69,9 +71,6 @@ class Search(NamedTuple):
     def __str__(self) -> str:
         plan = ", ".join(f"{count} to step {step}" for count, step in self.rungs)
         return f"{len(self.trials)} trials of {self.chain[-1].name}: {plan}; {steps_of(self.rungs)} steps in all"
-
-
-SET_BY_SEARCH: Final = ("training.totalSteps", "checkpoint.pauseAfterStep", "evaluation.everySteps")
 
 
 def search_of(jobs: Sequence[Job], varied: Sequence[str], measure: str, budget: int, name: str | None) -> Search:

@@ -68,7 +68,7 @@ def align(cuts: Mapping[str, Cut], first: Callable[[str], Tensor], second: Calla
     likeness: dict[str, Any] = dict.fromkeys("mqk", 0.0)
     for name, cut in cuts.items():
         for (kind, one), (_, other) in zip(cut.units(first(name)), cut.units(second(name)), strict=True):
-            likeness[kind] += one @ other.T
+            likeness[kind] += one.double() @ other.double().T
     groups, size = len(likeness["k"]), len(likeness["q"]) // len(likeness["k"])
     queries = likeness["q"].view(groups, size, groups, size).transpose(1, 2)
     within = torch.stack([matched(pair) for pair in queries.flatten(0, 1)]).view(groups, groups, size)
