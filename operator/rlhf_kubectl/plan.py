@@ -22,7 +22,7 @@ from rlhf_operator.placement.shapes import shapes_of
 from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, ObservedJob, Snapshot
-from rlhf_planning.job_plan import notes_of, notes_on_drafts, notes_on_replicas
+from rlhf_planning.job_plan import notes_of
 from rlhf_planning.mapping_text import explain, printing
 
 NOTES = (
@@ -53,8 +53,7 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
         result = map_job(job, snapshot, used)
         _print_answer(console, job.name, result.reason, result.message, has_place=result.mapping is not None)
         if result.answer:
-            notes = [*notes_of(result.answer, Cluster(), shapes_of(job, snapshot).known), *notes_on_drafts(job)]
-            notes += notes_on_replicas(job, result.answer)
+            notes = notes_of(job, result.answer, Cluster(), shapes_of(job, snapshot).known)
             title = f"{job.name}, a step of {job.spec.algorithm.name}"
             with printing() as wide:
                 explain(result.answer, title=title, console=wide, notes=notes)

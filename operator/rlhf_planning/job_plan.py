@@ -1,14 +1,17 @@
 """Device mapping of a job on a cluster, by the manifest's pools or an objective, and the fields that follow from it."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from rlhf_api.contract import OBJECTIVE
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.problems import Problem, SpecError, choice
+from rlhf_api.problems import Problem, SpecError
+from rlhf_api.pydantic_errors import FORMS
 from rlhf_api.spec.job_spec import MICRO_BATCH_TOKENS
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.auto_map import auto_map, predict
@@ -22,7 +25,6 @@ from rlhf_planning.timeline import plain, seconds_text
 
 ENGINE_SHARE, MAX_SHARE = 0.05, 0.95
 """Shares of a GPU's memory: the generator's need besides weights and KV cache, and the most it may take in all."""
-OBJECTIVES = ("throughput", "fewest-gpus=SECONDS", "lowest-cost")
 
 
 def plan_job(
@@ -87,8 +89,10 @@ def prices_of(cluster: Cluster) -> dict[str, float]:
     return prices if len(prices) == len(groups) else {}
 
 
-def notes_of(mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapping[Role, Architecture]) -> list[str]:
-    """Return sentences on what a plan assumes of nodes: host memory where it is used, bf16; and on what is left out."""
+def notes_of(
+    job: Job, mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapping[Role, Architecture]
+) -> list[str]:
+    """Return sentences on what a plan assumes of nodes (host memory where it is used, bf16), does, and leaves out."""
     notes, used = [], isinstance(mapping, DeviceMapping) and mapping.prediction and mapping.prediction.host_memory
     for group in cluster.groups if used and any(used.values()) else ():
         if group.host_memory is None:
@@ -100,20 +104,11 @@ def notes_of(mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapp
         notes.append(f"The all-to-all of experts ({experts}) {words}.")
     if without := [group.gpu.name for group in cluster.groups if not group.gpu.has_bf16]:
         notes.append(f"Only jobs in FP32 use {' and '.join(without)}: vLLM refuses bf16 there.")
+    if job.spec.rollout.speculation:
+        notes.append("rollout.speculation is not predicted: how many drafts are accepted is known only by trying.")
+    if isinstance(mapping, DeviceMapping) and mapping.compresses_gradients(job):
+        notes.append("Replicas send each other only a part of their steps (training.gradientCompression: TopK).")
     return notes
-
-
-def notes_on_replicas(job: Job, mapping: DeviceMapping | Infeasible) -> list[str]:
-    """Return a sentence on the compression between replicas, if the job uses it."""
-    compresses = isinstance(mapping, DeviceMapping) and mapping.compresses_gradients(job)
-    words = "Replicas send each other only a part of their steps (training.gradientCompression: TopK)."
-    return [words] * compresses
-
-
-def notes_on_drafts(job: Job) -> list[str]:
-    """Return a sentence that a plan leaves out speculative decoding, if the job uses it."""
-    words = "rollout.speculation is not predicted: how many drafts are accepted is known only by trying."
-    return [words] * (job.spec.rollout.speculation is not None)
 
 
 def networks_of(cluster: Cluster) -> Iterator[str]:
@@ -148,27 +143,14 @@ def objective_for(job: Job, cluster: Cluster) -> Objective:
 
 def objective_of(text: str, cluster: Cluster, path: str = "--objective") -> Objective:
     """Parse an objective; path: field or option that holds `text`, for errors. Raises SpecError."""
-    name, equals, value = text.partition("=")
-    prices = [group.gpu_hour_price for group in cluster.groups]
-    match name:
-        case "throughput" if not equals:
-            return Objective()
-        case "fewest-gpus":
-            return Objective("fewest_gpus", most_seconds=_seconds(text, value, path))
-        case "lowest-cost" if not equals:
-            known = tuple(price for price in prices if price is not None)
-            if len(known) < len(prices):
-                raise SpecError([Problem(path, "lowest-cost needs the pricePerGpuHour of all nodes")])
-            return Objective("lowest_cost", prices=known)
-    raise SpecError([Problem(path, f"is {text or 'empty'}, expected {choice(OBJECTIVES)}")])
-
-
-def _seconds(text: str, value: str, path: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        message = f"is {text}, expected the seconds that a step may take, such as fewest-gpus=60"
-        raise SpecError([Problem(path, message)])
-    return seconds
+    name, _, seconds = text.partition("=")
+    if not re.fullmatch(OBJECTIVE, text) or (seconds and not float(seconds)):
+        raise SpecError([Problem(path, f"is {text or 'empty'}, expected {FORMS[OBJECTIVE]}, with SECONDS above 0")])
+    if name == "throughput":
+        return Objective()
+    if name == "fewest-gpus":
+        return Objective("fewest_gpus", most_seconds=float(seconds))
+    prices = tuple(group.gpu_hour_price for group in cluster.groups if group.gpu_hour_price is not None)
+    if len(prices) < len(cluster.groups):
+        raise SpecError([Problem(path, "lowest-cost needs the pricePerGpuHour of all nodes")])
+    return Objective("lowest_cost", prices=prices)

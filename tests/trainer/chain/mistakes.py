@@ -263,7 +263,7 @@ PLAN: dict[str, Mistake] = {
     ),
     "a step that cannot be so fast": Mistake(
         how="plan",
-        options=("--nodes=1", "--gpus-per-node=8", "--gpu=a100-80g", "--objective=fewest-gpus=1e-9"),
+        options=("--nodes=1", "--gpus-per-node=8", "--gpu=a100-80g", "--objective=fewest-gpus=0.000000001"),
         code=ENVIRONMENT,
         sentence="helpful-sft: no mapping takes … a step or less; the fastest takes …",
     ),

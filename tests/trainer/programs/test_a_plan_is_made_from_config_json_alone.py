@@ -215,7 +215,7 @@ def test_objectives_differ(manifest: Path) -> None:
         found = planned(manifest, "--inventory", inventory, "--objective", objective)
         return sum(pool["gpus"] for pool in found["pools"]), found["predicted"]["step_seconds"]
 
-    (most, fastest), (fewest, slowest), cheapest = map(answer, ("throughput", "fewest-gpus=1e5", "lowest-cost"))
+    (most, fastest), (fewest, slowest), cheapest = map(answer, ("throughput", "fewest-gpus=100000", "lowest-cost"))
     assert fewest < most
     assert fastest < slowest
     assert cheapest[0] * cheapest[1] <= min(most * fastest, fewest * slowest)
@@ -252,7 +252,7 @@ def test_the_plan_says_which_network_it_counts_on(manifest: Path) -> None:
 
 @pytest.mark.parametrize(
     ("encoding", "options"),
-    [("ascii", []), pytest.param("latin-1", ["--objective=fewest-gpus=1e-9"], marks=pytest.mark.slow)],
+    [("ascii", []), pytest.param("latin-1", ["--objective=fewest-gpus=0.000000001"], marks=pytest.mark.slow)],
 )
 def test_a_terminal_without_such_characters_is_told_all_the_same(
     manifest: Path, options: list[str], encoding: str

@@ -17,16 +17,8 @@ from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
 from rlhf_mapper.workload import lengths_around
 from rlhf_planning.checkpoint_size import in_words, upload_in_words
-from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
-from rlhf_planning.job_plan import (
-    networks_of,
-    notes_of,
-    notes_on_drafts,
-    notes_on_replicas,
-    objective_of,
-    plan_job,
-    prices_of,
-)
+from rlhf_planning.graph_text import LEGEND, text_of
+from rlhf_planning.job_plan import networks_of, notes_of, objective_of, plan_job, prices_of
 from rlhf_planning.lengths import lengths_of
 from rlhf_planning.machines import device_of, in_worker_pods, local_cluster
 from rlhf_planning.mapping_text import explain, printing, step_price
@@ -124,8 +116,7 @@ def plans_of(
             responses=given or _measured_lengths(earlier, job),
             prompts=lengths_of(prompts, "--prompt-tokens", most=data.max_prompt_tokens) if prompts else (),
         )
-        notes = [*networks_of(machines), *notes_of(mapping, machines, shapes), *notes_on_drafts(job), slots]
-        notes += notes_on_replicas(job, mapping)
+        notes = [*networks_of(machines), *notes_of(job, mapping, machines, shapes), slots]
         notes.append(upload_in_words(job, shapes, mapping, machines))
         told = tuple(filter(None, notes))
         plans.append(JobPlan(job, mapping, calibration, prices_of(machines), told, in_words(job, shapes)))
@@ -175,10 +166,8 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
         graph, title = graph_of(each.job, placed), f"{each.title}. {pools}"
         typer.echo(f"{text_of(graph, title=title)}\n")
         if svg:
-            is_mermaid = svg.suffix in (".md", ".mmd")
             lanes = [pool.name for pool in placed.pools]
-            text = mermaid_of(graph) if is_mermaid else _pictures().graph_svg(graph, title=title, pools=lanes)
-            _write(svg, text)
+            _write(svg, _pictures().graph_svg(graph, title=title, pools=lanes))
             typer.echo("")
     if found:
         typer.echo(LEGEND)

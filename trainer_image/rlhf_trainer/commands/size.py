@@ -198,7 +198,7 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
         yield f"Smallest that fits: {name_of(small)}, {_work(small)}{f'; {small.tight}' * bool(small.tight)}."
     rows, shapes = dict.fromkeys([row, *sizing.rows, small or row]), shapes_of(job)
     yield from dict.fromkeys(
-        note for each in rows for note in notes_of(each.mapping, nodes_for(job, each.gpu, each.gpus), shapes)
+        note for each in rows for note in notes_of(job, each.mapping, nodes_for(job, each.gpu, each.gpus), shapes)
     )
     source = market.offer(row.gpu).source
     yield (
