@@ -8,7 +8,6 @@ from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
-from rlhf_mapper.simulate.overlap import ends_of
 from rlhf_planning.numbers import number, size_text
 
 
@@ -52,5 +51,6 @@ def upload_in_words(
     pool = next(pool for pool in mapping.pools if "actor" in pool.models)
     network = next(group.network for group in cluster.groups if group.gpu.name == pool.gpu)
     upload = checkpoint_bytes(job, shapes) / len(pool.slots_per_machine)
-    beside = idle + ends_of([(0.0, max(sent - idle, 0.0) * network), (0.0, upload)], network)[0]
+    moved = max(sent - idle, 0.0)
+    beside = idle + moved + min(moved, upload / network)  # the upload has half of the network, as long as it lasts
     return f"Sending weights takes {number(sent)} s, beside the upload of a checkpoint up to {number(beside)} s."

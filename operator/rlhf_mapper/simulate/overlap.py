@@ -1,32 +1,10 @@
-"""Work at the same time: transfers over one link; scoring beside generation (RLHFuse, arXiv:2409.13221, section 4)."""
-
-from collections.abc import Sequence
+"""Work at the same time: scoring beside generation (RLHFuse, arXiv:2409.13221, section 4)."""
 
 import numpy as np
 
 from rlhf_api.spec.rollout import stream_groups
 from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.workload import Workload
-
-
-def ends_of(transfers: Sequence[tuple[float, float]], bandwidth: float) -> list[float]:
-    """Return the seconds at which transfers over one link end; those under way share its bandwidth equally.
-
-    transfers: (seconds at which it begins, bytes) of each; bandwidth: bytes/s of the link.
-    """
-    ends, left, now = [begin for begin, _ in transfers], {each: size for each, (_, size) in enumerate(transfers)}, 0.0
-    while left:
-        under_way = [each for each in left if transfers[each][0] <= now]
-        share = bandwidth / max(len(under_way), 1)
-        events = [transfers[each][0] for each in left.keys() - under_way]
-        then = min([*events, *(now + left[each] / share for each in under_way)])
-        for each in under_way:
-            left[each] -= (then - now) * share
-            if left[each] <= 1e-9 * transfers[each][1]:  # a rounding error
-                ends[each] = then
-                del left[each]
-        now = then
-    return ends
 
 
 def groups_of(load: Workload) -> tuple[tuple[float, float], ...]:
