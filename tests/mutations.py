@@ -268,7 +268,7 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/run/worker_specs.py", "mapped.offload if model", "model.offload if model", MAPPED),
     Mutation(
         f"{TRAINER}/run/worker_specs.py",
-        '"training": training, ',
+        "training=tokens, ",
         "",
         MAPPED,
     ),

@@ -1,7 +1,8 @@
 """Reader and writer of manifests, which hold jobs; `--set [NAME:]path=value` changes documents before the check."""
 
+import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.chain import in_order, inputs_of
+from rlhf_api.checks.resume import leaves
 from rlhf_api.job import Job
 from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import Problem, SpecError, suggestion
@@ -109,17 +111,10 @@ def dump(job: Job) -> str:
     return kubectl_yaml.write(document_of(job))
 
 
-def strings_in(document: object) -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each string in a part of a manifest; the arguments of functions are left out."""
-    waiting = [("", document)]
-    while waiting:
-        path, found = waiting.pop()
-        if isinstance(found, str):
-            yield path.removeprefix("."), found
-        elif isinstance(found, (dict, Mapping)):  # for a dict, Mapping alone takes long
-            waiting += [(f"{path}.{name}", part) for name, part in found.items() if name != "arguments"]
-        elif isinstance(found, list | tuple):
-            waiting += [(f"{path}.{place}", part) for place, part in enumerate(found)]
+def strings_in(document: object) -> list[tuple[str, str]]:
+    """Return (path, text) of each string in a part of a manifest; the arguments of functions are left out."""
+    found = [(path, value) for path, value in leaves(document) if isinstance(value, str)]
+    return [(path, text) for path, text in found if "arguments" not in path.split(".")]
 
 
 def read_text(file: Path, path: str = "") -> str:
@@ -152,17 +147,12 @@ def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[st
         if name and name not in names:
             known = suggestion(name, filter(None, names))
             raise SpecError([Problem(label, f'no job is named "{name}"; {known}')])
-        changed, applied = [], False
-        for own_name, document in zip(names, documents, strict=True):
-            try:
-                chosen = name in ("", own_name)
-                changed.append(_replaced(document, path, value) if chosen else document)
-                applied = applied or chosen
-            except LookupError:
-                changed.append(document)
-        if not applied:
+        before, documents = documents, [*documents]
+        for place in (place for place, own_name in enumerate(names) if name in ("", own_name)):
+            with suppress(LookupError):
+                documents[place] = _replaced(before[place], path, value)
+        if all(map(operator.is_, documents, before)):
             raise SpecError([Problem(label, "there is no such path")])
-        documents = changed
     return documents
 
 
@@ -174,11 +164,8 @@ def _override(text: str) -> tuple[str, str, tuple[str, ...], Any]:
     parts = tuple(path.split("."))
     if not equals or not all(parts):
         raise SpecError([Problem(label, "expected path=value or NAME:path=value")])
-    documents = kubectl_yaml.read(value, f"{label}: ")
-    if len(documents) > 1:
-        raise SpecError([Problem(label, "expected one value")])
     prefix = () if parts[0] in ("apiVersion", "kind", "metadata", "spec") else ("spec",)
-    return label, name, prefix + parts, documents[0] if documents else None
+    return label, name, prefix + parts, kubectl_yaml.read_one(value, f"{label}: ")
 
 
 def _name_of(document: dict[str, Any]) -> str:

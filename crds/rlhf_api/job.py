@@ -1,10 +1,11 @@
 """A job, checked as a whole: its fields, and the rules that span several of them."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from rlhf_api.checks.pod_template import problems_of_templates
 from rlhf_api.checks.rules import reads_reference, reference_is_actor, rule_problems, used_roles
@@ -12,7 +13,7 @@ from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
 from rlhf_api.names import Role
 from rlhf_api.own_code import add_search_path
 from rlhf_api.problems import SpecError
-from rlhf_api.pydantic_errors import explain
+from rlhf_api.pydantic_errors import validated
 from rlhf_api.spec import job_spec
 from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.spec.custom_algorithm import AlgorithmFacts
@@ -55,10 +56,7 @@ class Job(Spec):
         if folder is not None:
             context = {"folder": folder}
             add_search_path(folder)
-        try:
-            job = cls.model_validate(document, by_alias=True, by_name=False, context=context)
-        except ValidationError as found:
-            raise explain(cls, found) from None
+        job = validated(cls, document, **context)
         return job.on_one_slot() if isinstance(job.spec.algorithm, Merging) else job
 
     @model_validator(mode="after")
@@ -71,12 +69,9 @@ class Job(Spec):
 
     def on_one_slot(self) -> Self:
         """Return a job that merges models with what its manifest leaves out: one CPU slot, and a layer a step."""
-        spec, pool = self.spec, Pool(name="all", models=("actor",), slots_per_node=1)
-        length = spec.training.model_copy(update={"total_epochs": 1, "batch_size": 1})
-        placed = Placement(mode="Manual", pools=spec.placement.pools or (pool,))
-        changed = self.with_resources(device="CPU")
-        spec = changed.spec.model_copy(update={"training": length, "placement": placed})
-        return changed.model_copy(update={"spec": spec})
+        length, pool = {"total_epochs": 1, "batch_size": 1}, Pool(name="all", models=("actor",), slots_per_node=1)
+        placed = dict(Placement(mode="Manual", pools=self.spec.placement.pools or (pool,)))
+        return self.changed(training=length, placement=placed, resources={"device": "CPU"})
 
     @property
     def name(self) -> str:
@@ -101,10 +96,10 @@ class Job(Spec):
         """Return the roles of the trained models, which have an optimizer."""
         return tuple(role for role, model in self.models().items() if model.optimizer)
 
-    def with_resources(self, **changes: Any) -> Self:
-        """Return the job with fields of spec.resources changed."""
-        resources = self.spec.resources.model_copy(update=changes)
-        return self.model_copy(update={"spec": self.spec.model_copy(update={"resources": resources})})
+    def changed(self, **parts: Mapping[str, Any]) -> Self:
+        """Return the job with other values in parts of its spec; parts: part of the spec -> field -> its value."""
+        changes = {name: getattr(self.spec, name).model_copy(update=fields) for name, fields in parts.items()}
+        return self.model_copy(update={"spec": self.spec.model_copy(update=changes)})
 
     def placed_roles(self) -> tuple[Role, ...]:
         """Return the roles that are placed in pools: the models, and `rollout` if it has a pool of its own."""

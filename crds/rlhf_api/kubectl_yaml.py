@@ -105,6 +105,14 @@ def read(text: str, source: str) -> list[Any]:
         raise SpecError([Problem(f"{source}line {line}", "cannot be read: a character is not printable")]) from None
 
 
+def read_one(text: str, source: str) -> Any:
+    """Return the only YAML document in a text, None for an empty text. Raises SpecError as `read`, or for several."""
+    documents = read(text, source)
+    if len(documents) > 1:
+        raise SpecError([Problem(source.removesuffix(": "), f"holds {len(documents)} YAML documents, expected one")])
+    return documents[0] if documents else None
+
+
 def _values(part: object, counted: dict[int, float]) -> float:
     """Count the values in a part of a document with each alias expanded; an alias that contains itself is infinite."""
     if not isinstance(part, dict | list):

@@ -1,7 +1,7 @@
 """Pydantic's errors as problems: the path as the user wrote it and a sentence in plain words."""
 
 import json
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
@@ -11,6 +11,7 @@ from rlhf_api.contract import tag_of
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 from rlhf_api.tables import read_table
 
+Model = TypeVar("Model", bound=BaseModel)
 Models = tuple[type[BaseModel], ...]
 
 SENTENCES = read_table(__package__, "pydantic_errors.yaml", dict[str, str])
@@ -22,9 +23,16 @@ MEANT = {word: field for field, words in _WORDS.items() for word in words.split(
 """Name of a field in verl, OpenRLHF or TRL -> the field below spec, for "did you mean"."""
 
 
-def explain(root: type[BaseModel], found: ValidationError) -> SpecError:
-    """Return a SpecError with every mistake that pydantic found in validating a model of class `root`."""
-    return SpecError([problem for error in found.errors() for problem in _problems(root, error)])
+def validated(kind: type[Model], document: object, prefix: str = "", **context: Any) -> Model:
+    """Return a document, given as JSON types, as a value of a pydantic model; context: for its validators.
+
+    Raises SpecError with every mistake, and `prefix` before each path.
+    """
+    try:
+        return kind.model_validate(document, by_alias=True, by_name=False, context=context)
+    except ValidationError as found:
+        problems = [problem for error in found.errors() for problem in _problems(kind, error)]
+        raise SpecError(problem.within(prefix) for problem in problems) from None
 
 
 def _problems(root: type[BaseModel], error: ErrorDetails) -> list[Problem]:

@@ -67,7 +67,7 @@ def amounts_of(job: Job, shapes: Shapes, slots: int, cores: int, responses: Sequ
 def _is_possible(job: Job, shapes: Shapes, slots: int, memory: float) -> bool:
     """Whether so many slots divide the batches, and have room for all states and a generator in each slot."""
     try:
-        place(job.with_resources(slots_per_node=slots), (0,))
+        place(job.changed(resources={"slots_per_node": slots}), (0,))
     except SpecError:
         return False
     states = STATES * sum(model.parameters for model in shapes.values())

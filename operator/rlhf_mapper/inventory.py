@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from rlhf_api.contract import Name, NodeCount, SlotCount, Spec
 from rlhf_api.problems import Problem, SpecError, choice
-from rlhf_api.pydantic_errors import explain
+from rlhf_api.pydantic_errors import validated
 from rlhf_mapper.hardware import CPU_SLOT, GB, GIGABIT, GPUS, MAX_GROUPS, Cluster, Gpu, NodeGroup, gpu_named, merged
 
 MAX_PRINTABLE = 1e300
@@ -123,10 +123,7 @@ class Flags(Spec):
 
 def cluster_of(document: object, source: str) -> Cluster:
     """Return the cluster of an inventory file, with equal nodes in one group. Raises SpecError with every mistake."""
-    try:
-        inventory = InventoryFile.model_validate(document, by_alias=True, by_name=False)
-    except ValidationError as found:
-        raise SpecError([each.within(f"{source}: ") for each in explain(InventoryFile, found).problems]) from None
+    inventory = validated(InventoryFile, document, f"{source}: ")
     types = {**GPUS, **{each.name: each.gpu(source) for each in inventory.gpus}}
     if problems := [each.within(f"{source}: ") for each in _conflicts(inventory, types)]:
         raise SpecError(problems)
@@ -139,10 +136,7 @@ def cluster_of(document: object, source: str) -> Cluster:
 
 def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: Gpu) -> Cluster:
     """Return a cluster of equal nodes with the usual figures of a GPU type. Raises SpecError for a wrong number."""
-    try:
-        Flags.model_validate({"--nodes": nodes, "--gpus-per-node": gpus_per_node}, by_alias=True, by_name=False)
-    except ValidationError as found:
-        raise explain(Flags, found) from None
+    validated(Flags, {"--nodes": nodes, "--gpus-per-node": gpus_per_node})
     return Cluster((NodeGroup(gpu=gpu, count=nodes, gpus_per_node=gpus_per_node),))
 
 

@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_camel
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.spec.lora import Lora
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import CONTEXTS
 from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, merged
@@ -39,8 +40,7 @@ def explain_refused_pools(refused: Infeasible, job: Job, cluster: Cluster, fits:
 
     lacks = LACKING[bisect_left(LACKING, True, key=would_do)] if would_do(LACKING[-1]) else 0
     reason = refused.reason + f": each slot lacks {lacks} GB" * bool(lacks)
-    searched = job.spec.placement.model_copy(update={"mode": "Auto", "pools": ()})
-    is_enough = fits(job.model_copy(update={"spec": job.spec.model_copy(update={"placement": searched})}), cluster)
+    is_enough = fits(job.changed(placement={"mode": "Auto", "pools": ()}), cluster)
     options = (*remedies_of(job, cluster, fits), *["spec.placement.mode: Auto, without pools"] * is_enough)
     slots = sum(pool.nodes * pool.slots_per_node for pool in job.spec.placement.pools)
     return replace(refused, reason=reason, short_bytes=lacks * GB * slots, options=options)
@@ -77,7 +77,7 @@ def _adapter(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of a small adapter for the models that are trained whole, if the job would fit so."""
     whole = [role for role in job.trained() if not job.models()[role].lora]
     if not any("reference" in pool.models for pool in job.spec.placement.pools):  # it would be the actor
-        lora = {"rank": ADAPTER_RANK, "alpha": 2 * ADAPTER_RANK}
+        lora = Lora(rank=ADAPTER_RANK, alpha=2 * ADAPTER_RANK)
         yield from _changed(job, cluster, fits, whole, {"lora": lora}, f"lora: {{rank: {ADAPTER_RANK}}}")
 
 
@@ -90,16 +90,15 @@ def _optimizer_in_host(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 
 def _full_precision(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of float32 for GPUs without bf16, if the job would fit so."""
-    training = job.spec.training.model_copy(update={"precision": "FP32"})
-    whole = job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})})
-    if not all(group.gpu.has_bf16 for group in cluster.groups) and fits(whole, cluster):
+    lacks = not all(group.gpu.has_bf16 for group in cluster.groups)
+    if lacks and fits(job.changed(training={"precision": "FP32"}), cluster):
         yield "spec.training.precision: FP32"
 
 
 def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of gradient checkpointing for models whose manifest turns it off, if the job would fit so."""
     kept = [role for role in job.trained() if job.models()[role].gradient_checkpointing is False]
-    yield from _changed(job, cluster, fits, kept, {"gradientCheckpointing": True}, "gradientCheckpointing: true")
+    yield from _changed(job, cluster, fits, kept, {"gradient_checkpointing": True}, "gradientCheckpointing: true")
 
 
 def _changed(
@@ -113,23 +112,19 @@ def _changed(
 
 def _rows_over_ranks(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of the fewest ranks for the tokens of a row of the trained models, if the job would fit so."""
-    models = {job.spec.models.field(role): job.models()[role] for role in job.trained()}
-    kept = {name: (each.parallelism or Parallelism()).model_dump(by_alias=True) for name, each in models.items()}
-    for context in (size for size in CONTEXTS if all(size > sizes["context"] for sizes in kept.values())):
-        changes = {name: {"parallelism": sizes | {"context": context, "data": None}} for name, sizes in kept.items()}
-        if models and fits(_with_models(job, changes), cluster):
-            yield " and ".join(f"spec.models.{name}.parallelism.context: {context}" for name in models)
+    kept = {job.spec.models.field(role): job.models()[role].parallelism or Parallelism() for role in job.trained()}
+    for context in (size for size in CONTEXTS if all(size > sizes.context for sizes in kept.values())):
+        cut = {"context": context, "data": None}
+        changes = {name: {"parallelism": sizes.model_copy(update=cut)} for name, sizes in kept.items()}
+        if kept and fits(_with_models(job, changes), cluster):
+            yield " and ".join(f"spec.models.{name}.parallelism.context: {context}" for name in kept)
             return
 
 
 def _with_models(job: Job, changes: Mapping[str, Mapping[str, Any]]) -> Job:
-    """Return a job with some fields of its models changed, by field of `spec.models`."""
-    document = job.model_dump(mode="json", by_alias=True)
-    for field, change in changes.items():
-        document["spec"]["models"][field] |= change
-    changed = Job.parse(document)  # an own algorithm is read without its class
-    spec = changed.spec.model_copy(update={"algorithm": job.spec.algorithm})
-    return changed.model_copy(update={"spec": spec})
+    """Return a job with some fields of its models changed; changes: field of `spec.models` -> field -> value."""
+    models = {field: getattr(job.spec.models, field).model_copy(update=change) for field, change in changes.items()}
+    return job.changed(models=models)
 
 
 def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
@@ -141,7 +136,6 @@ def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     if training.mini_batch_size is not None:
         mini = -(-training.mini_batch_size // (gpus * samples)) * gpus
         sizes = {name: -(-rows // mini) * mini, "mini_batch_size": mini * samples}
-    spec = job.spec.model_copy(update={"training": training.model_copy(update=sizes)})
     is_new = any(size != getattr(training, name) for name, size in sizes.items())
-    if is_new and fits(job.model_copy(update={"spec": spec}), cluster):
+    if is_new and fits(job.changed(training=sizes), cluster):
         yield " and ".join(f"spec.training.{to_camel(name)}: {size}" for name, size in sizes.items())

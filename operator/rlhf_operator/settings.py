@@ -5,14 +5,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.checks.pod_template import PodRole, PodSpec, problems_of_templates
 from rlhf_api.contract import LabelKey, LabelValue, Spec, Text
 from rlhf_api.files import read_text
 from rlhf_api.problems import SpecError
-from rlhf_api.pydantic_errors import explain
+from rlhf_api.pydantic_errors import validated
 from rlhf_api.spec.runtime import Cpus, Memory, ObjectName, PodTemplate, Runtime, Variable
 from rlhf_mapper.hardware import Gpu, gpu_of_product
 from rlhf_mapper.inventory import GigabitsPerSecond, GpuType, NodeFigures
@@ -249,8 +249,4 @@ class Settings(Spec):
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read the settings from a file. Raises SpecError with every mistake."""
-        documents = kubectl_yaml.read(read_text(file), f"{file}: ")
-        try:
-            return cls.model_validate(documents[0] if documents else {}, by_alias=True, by_name=False)
-        except ValidationError as found:
-            raise SpecError([each.within(f"{file}: ") for each in explain(cls, found).problems]) from None
+        return validated(cls, kubectl_yaml.read_one(read_text(file), f"{file}: ") or {}, f"{file}: ")

@@ -35,7 +35,8 @@ def requested_cluster(
     if inventory:
         if given:
             raise SpecError([Problem(given[0], "is not for a cluster that --inventory describes")])
-        return _read(inventory)
+        text = read_text(inventory, f"--inventory {inventory}")
+        return cluster_of(kubectl_yaml.read_one(text, f"{inventory}: "), str(inventory))
     if nodes is not None and gpus_per_node is not None and gpu is not None:
         return cluster_of_flags(nodes, gpus_per_node, require_gpu(gpu, "--gpu"))
     if given:
@@ -91,14 +92,6 @@ def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:
     if not gpus:
         raise UnknownGpuError("the GPUs are not of this machine, so nobody knows their figures")
     return Cluster((NodeGroup(gpu=_known(gpus[0]), count=nodes, gpus_per_node=slots),))
-
-
-def _read(file: Path) -> Cluster:
-    found = kubectl_yaml.read(read_text(file, f"--inventory {file}"), f"{file}: ")
-    documents = [document for document in found if document is not None]
-    if len(documents) != 1:
-        raise SpecError([Problem(f"--inventory {file}", f"has {len(documents)} documents, expected 1")])
-    return cluster_of(documents[0], str(file))
 
 
 def host_memory() -> int:

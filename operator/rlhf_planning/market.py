@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.files import read_text
@@ -59,13 +59,10 @@ def market_of(file: Path | None) -> Market:
     """Return the table's market, or with a user's prices instead: `h100: 2.5`, or `h100: [2.5, 0.9]` with spot."""
     if file is None:
         return PRICES
-    text = read_text(file, path := f"--prices {file}")
+    document = kubectl_yaml.read_one(read_text(file, path := f"--prices {file}"), f"{file}: ")
     try:
-        (document,) = kubectl_yaml.read(text, f"{file}: ")
         found = TypeAdapter(dict[str, Amount | tuple[Amount, Amount]]).validate_python(document)
-    except SpecError:
-        raise
-    except ValueError:  # of pydantic, too
+    except ValidationError:
         message = "is no list of prices; write lines such as `h100: 2.5` or, with spot, `h100: [2.5, 0.9]`"
         raise SpecError([Problem(path, message)]) from None
     prices = {name: each if isinstance(each, tuple) else (each, None) for name, each in found.items()}

@@ -553,7 +553,11 @@ MISTAKES = {
         "expected path=value or NAME:path=value",
     ),
     "an override without a path": (["=1"], "--set =1", "expected path=value or NAME:path=value"),
-    "an override with two values": (["training.seed=1\n---\n2"], "--set training.seed=1\n---\n2", "expected one value"),
+    "an override with two values": (
+        ["training.seed=1\n---\n2"],
+        "--set training.seed=1\n---\n2",
+        "holds 2 YAML documents, expected one",
+    ),
 }
 
 JARGON = re.compile(r"Input should|pydantic|https?://|validation|union|literal\[|constrained", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Shell scripts and YAML of other projects: the words of a script's call of a program, flags and values."""
+"""Shell scripts of other projects: the words of a script's call of a program, flags and values."""
 
 import re
 from collections.abc import Callable
@@ -6,19 +6,11 @@ from itertools import chain
 from typing import Any
 
 from rlhf_api.kubectl_yaml import read
-from rlhf_api.problems import Problem, SpecError
+from rlhf_api.problems import SpecError
 from rlhf_importers.bash import Script
 from rlhf_importers.scalars import scalar
 
 OPTION = re.compile(r"--[A-Za-z]|\+{0,2}\w+[\w.]*\.\w+=")
-
-
-def only_document(text: str, source: str) -> Any:
-    """Return the only document of a YAML text; None for an empty text. SpecError for bad YAML or several documents."""
-    documents = read(text, f"{source}: ")
-    if len(documents) > 1:
-        raise SpecError([Problem(source, f"holds {len(documents)} YAML documents, expected one")])
-    return documents[0] if documents else None
 
 
 def flags(script: list[str]) -> dict[str, Any]:

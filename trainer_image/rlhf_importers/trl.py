@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf_api.kubectl_yaml import read_one
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
-from rlhf_importers.shell import call, flags, only_document
+from rlhf_importers.shell import call, flags
 from rlhf_importers.table import OPTION_VALUES, Change, Draft, NoCounterpartError, flag, one_of, schedule, uri_of
 
 PROGRAM, PENALTY = "(program)", "get_soft_overlong_punishment"
@@ -42,7 +43,7 @@ def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
         found = re.search(r"--num_processes[ =](\d+)", text)  # an option of accelerate, before the program's name
         launcher = {"num_processes": int(found[1])} if found else {}
         return {PROGRAM: Path("".join(words[words[0].endswith("trl") :][:1])).stem, **launcher, **flags(words)}, notes
-    document = only_document(text, source)
+    document = read_one(text, f"{source}: ")
     if not isinstance(document, dict):
         raise NoCounterpartError("it is no mapping of keys to values")
     return {str(key): value for key, value in document.items()}, []

@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf_api.kubectl_yaml import read_one
 from rlhf_importers import several_keys as several
 from rlhf_importers.scalars import UNKNOWN, scalar
-from rlhf_importers.shell import call, only_document
+from rlhf_importers.shell import call
 from rlhf_importers.table import OPTION_VALUES, Change, Draft, NoCounterpartError, flag, flat, one_of, uri_of
 
 ESTIMATORS, KL, AGGREGATIONS, REJECTIONS = (
@@ -28,7 +29,7 @@ def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
         pairs = (word.lstrip("+").partition("=") for word in words if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word))
         return {key: scalar(value) for key, _, value in pairs}, notes
     kept = re.sub(r"(^\s*|[{,]\s*)n(?=\s*:)", r"\1'n'", text, flags=re.MULTILINE)  # kubectl's YAML takes n for no
-    values = dict(flat(only_document(kept, source)))
+    values = dict(flat(read_one(kept, f"{source}: ")))
     return {key: _resolved(value, values) for key, value in values.items()}, []
 
 

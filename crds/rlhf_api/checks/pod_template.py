@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from rlhf_api.contract import LabelKey, Labels, Listed, Spec
-from rlhf_api.problems import Problem
-from rlhf_api.pydantic_errors import explain
+from rlhf_api.problems import Problem, SpecError
+from rlhf_api.pydantic_errors import validated
 from rlhf_api.tables import read_table
 
 PodRole = Literal["controller", "worker"]
@@ -146,9 +146,9 @@ def problems_of_templates(templates: Mapping[PodRole, Mapping[str, Any] | None])
 def template_problems(template: Mapping[str, Any], role: PodRole) -> list[Problem]:
     """Return the problems of a pod template, with paths relative to the template."""
     try:
-        read = Template.model_validate(template, by_alias=True, by_name=False)
-    except ValidationError as found:
-        return explain(Template, found).problems
+        read = validated(Template, template)
+    except SpecError as found:
+        return found.problems
     spec = template.get("spec") or {}
     return [
         *_without_keys(spec, "spec"),

@@ -8,13 +8,13 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Literal, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, field_validator, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from rlhf_api.contract import OWN_CLASS, Count, Identifier, Listed, Spec, tag_of
 from rlhf_api.names import PlacedRole
 from rlhf_api.own_code import OwnCodeError, defined_at, describe_error, line_of, package_of
 from rlhf_api.problems import Problem, SpecError, suggestion
-from rlhf_api.pydantic_errors import explain
+from rlhf_api.pydantic_errors import validated
 from rlhf_api.spec.algorithms import CUSTOM, ActorCritic, Algorithm, PolicyGradient, RowKind
 from rlhf_api.spec.functions import MAX_DEPTH, JsonFields
 
@@ -112,11 +112,10 @@ def load_algorithm(given: Custom) -> Algorithm:
         raise SpecError([Problem(f"{OPTIONS}.name", "is taken; choose another name")])
     document = {**given.options, "name": tag_of(found) or CUSTOM}
     try:
-        made = found.model_validate(document, by_alias=True, by_name=False)
-    except ValidationError as error:
-        wrong = explain(found, error).problems
-        paths = (OPTIONS if each.path == "document" else f"{OPTIONS}.{each.path}" for each in wrong)
-        raise SpecError(Problem(path, each.message) for path, each in zip(paths, wrong, strict=True)) from None
+        made = validated(found, document)
+    except SpecError as error:
+        paths = {each: OPTIONS if each.path == "document" else f"{OPTIONS}.{each.path}" for each in error.problems}
+        raise SpecError(Problem(path, each.message) for each, path in paths.items()) from None
     except Exception as error:
         where = line_of(error, [package_of(found.__module__)])
         raise OwnCodeError(f"{OPTIONS}: {given.entrypoint} raised {describe_error(error)}{where}") from error

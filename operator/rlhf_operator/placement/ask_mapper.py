@@ -141,7 +141,8 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
     if capacity.device == "GPU" and capacity.nodes_known and not have_room(capacity, requests, settings):
         need = " and ".join(f"{pool.nodes} x {pool.slots_per_node} GPUs for pool {pool.name}" for pool in pools)
         raise NoPlaceError(f"the pools of spec.placement need {need}, but {capacity.as_clause}")
-    by_hand = place(job.with_resources(device=capacity.device), (slots if capacity.device == "GPU" else 0,))
+    on_device = job.changed(resources={"device": capacity.device})
+    by_hand = place(on_device, (slots if capacity.device == "GPU" else 0,))
     if job.spec.algorithm.data == "layers":
         return by_hand, "a step merges one layer"
     shapes = shapes_of(job, snapshot)
@@ -193,8 +194,8 @@ def _one_pool(job: Job, choices: Sequence[Machines], capacity: Capacity) -> Devi
 
 def _placed_on(job: Job, nodes: int, slots: int, device: Device) -> DeviceMapping:
     """Return the mapping of a job onto so many nodes with so many slots each. Raises SpecError."""
-    sized = job.with_resources(device=device, nodes=nodes, max_nodes=None, slots_per_node=slots)
-    return place(sized, (slots if device == "GPU" else 0,) * nodes)
+    sized = {"device": device, "nodes": nodes, "max_nodes": None, "slots_per_node": slots}
+    return place(job.changed(resources=sized), (slots if device == "GPU" else 0,) * nodes)
 
 
 def _does_not_fit(capacity: Capacity, machines: Machines, why: Infeasible) -> str:

@@ -73,7 +73,8 @@ def map_job(job: Job, snapshot: Snapshot, settings: Settings, *, most_nodes: int
         return MappingResult(mapping=None, reason="ShapesUnknown", message=message)
     digest, resources = input_hash(job, snapshot, settings), job.spec.resources
     if most_nodes is not None and resources.max_nodes is not None:
-        job = job.with_resources(max_nodes=min(max(most_nodes, resources.nodes), resources.max_nodes))
+        most = min(max(most_nodes, resources.nodes), resources.max_nodes)
+        job = job.changed(resources={"max_nodes": most})
     try:
         return _mapped(job, snapshot, settings, digest)
     except NoPlaceError as error:

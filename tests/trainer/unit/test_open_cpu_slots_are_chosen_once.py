@@ -35,7 +35,7 @@ def slots(found: list[Job]) -> list[int | None]:
 
 def begun(output: Path, job: Job, count: int | None) -> JobFolder:
     """Leave what a run of a job with so many slots leaves, with a checkpoint."""
-    folder = JobFolder(output, job.with_resources(slots_per_node=count))
+    folder = JobFolder(output, job.changed(resources={"slots_per_node": count}))
     folder.begin(None, inputs=from_the_start(jobs(*OPEN), output)[job.name].inputs)
     folder.record({"step": 1}, total_steps=9, stage="SFT")
     texts = folder.texts_for_checkpoint(up_to=1)

@@ -104,7 +104,7 @@ def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) 
             why = _other_numbers(slots, seconds)
     if not slots:
         return list(jobs), ""
-    sized = [job.with_resources(slots_per_node=slots) if job in opened else job for job in jobs]
+    sized = [job.changed(resources={"slots_per_node": slots}) if job in opened else job for job in jobs]
     threads = max(cores() // slots, 1)
     return sized, f"{slots_text(slots, 'CPU')} of {threads} thread{'s' * (threads > 1)}: {why}"
 

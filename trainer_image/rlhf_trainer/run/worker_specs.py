@@ -112,9 +112,7 @@ def with_routing(job: Job, folders: Mapping[Role, str], placed: DeviceMapping, s
     if replays and job.spec.rollout.routing is None and (is_cut or setting.config().model_type not in REPLAYED):
         replays = False
         say(f"routing is recomputed: {'stages of a generator' if is_cut else 'models of this type'} return no experts")
-    chosen = {"routing": "Replay" if replays else "Recompute"}
-    rollout = job.spec.rollout.model_copy(update=chosen)
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": rollout})})
+    return job.changed(rollout={"routing": "Replay" if replays else "Recompute"})
 
 
 def data_spec(job: Job, placed: DeviceMapping, folders: Mapping[Role, str]) -> WorkerSpec:
@@ -242,12 +240,11 @@ def with_mapped_fields(spec: WorkerSpec, placed: DeviceMapping) -> WorkerSpec:
     job, model, mapped = setting.job, setting.model, prediction.models[setting.role]
     tokens = {"micro_batch_tokens": micro_batch_tokens(job, [mapped])}
     share = {"gpu_memory_utilization": gpu_memory_utilization(job, prediction)}
-    training, rollout = job.spec.training.model_copy(update=tokens), job.spec.rollout.model_copy(update=share)
     in_manifest = model.gradient_checkpointing
     chosen = {
         "offload": mapped.offload if model.offload == "None" else model.offload,
         "gradient_checkpointing": mapped.recomputes if in_manifest is None else in_manifest,
     }
-    changed = job.spec.model_copy(update={"training": training, "rollout": rollout})
-    setting = replace(setting, job=job.model_copy(update={"spec": changed}), model=model.model_copy(update=chosen))
+    changed = job.changed(training=tokens, rollout=share)
+    setting = replace(setting, job=changed, model=model.model_copy(update=chosen))
     return replace(spec, arguments={**spec.arguments, "setting": setting})
