@@ -12,8 +12,7 @@ from typing import ClassVar
 
 from tree_sitter import Node
 
-from rlhf_api.exit_codes import ExitCode
-from rlhf_api.problems import one_line
+from rlhf_api.problems import Problem, SpecError, one_line
 from rlhf_importers.scalars import UNKNOWN
 from rlhf_importers.syntax import State, below, calculate, parse, text_of, unknown
 
@@ -26,12 +25,6 @@ BLOCKS = ("program", "compound_statement", "subshell", "pipeline", "redirected_s
 SETTERS = ("read", "mapfile", "readarray", "getopts", "let", "eval")
 SECRET = re.compile("(?i)key|token|secret|password|credential")
 """Pattern of the names of environment variables whose values stay out of manifests."""
-
-
-class ConversionError(Exception):
-    """Error for a configuration that cannot be read or becomes no valid manifest; its text is one sentence per line."""
-
-    exit_code: ClassVar[ExitCode] = ExitCode.SPEC
 
 
 class Script:
@@ -52,12 +45,12 @@ class Script:
         self._has_returned = False
 
     def read(self, text: str) -> None:
-        """Follow a text of bash."""
+        """Follow a text of bash. Raises SpecError for a text that is none."""
         root = parse(text)
         if root.has_error:
             wrong = next((node for node in root.children if node.has_error), root)
             place = f"{self.source}: line {wrong.start_point[0] + 1}"
-            raise ConversionError(f"{place}: cannot be read as bash: {one_line(text_of(wrong), 60)!r}")
+            raise SpecError([Problem(place, f"cannot be read as bash: {one_line(text_of(wrong), 60)!r}")])
         self._run_all([root])
 
     def read_quoted(self, is_named: Callable[[str], object]) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rlhf_api.files import read_text
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
-from rlhf_api.problems import SpecError, one_line, printable
+from rlhf_api.problems import Problem, SpecError, one_line, printable
 from rlhf_importers import openrlhf, trl, verl
-from rlhf_importers.bash import ConversionError
 from rlhf_importers.scalars import UNKNOWN
 from rlhf_importers.several_keys import as_list
 from rlhf_importers.table import Draft, NoCounterpartError, Values, fill, table
@@ -17,7 +17,7 @@ PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
 
 
 def convert(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
-    """Convert the text of another project's configuration to a draft manifest. Raises ConversionError or SpecError."""
+    """Convert the text of another project's configuration to a draft manifest. Raises SpecError."""
     its, values = PROJECTS[project], Values()
     try:
         found, notes = its.read(text, source)
@@ -31,12 +31,12 @@ def convert(text: str, project: str, *, source: str, algorithm: str | None = Non
         its.combine(draft, values)
         draft.lost |= {key: f"only a run of the script knows its value, {text}" for key, text in unsaid.items()}
     except NoCounterpartError as why:
-        raise ConversionError(f"{source}: {why}") from None
+        raise SpecError([Problem(source, str(why))]) from None
     except SpecError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError):
         found = one_line(repr(values[values.last]), most=60)
-        raise ConversionError(f"{source}: {values.last}: {found} is not what {project} takes") from None
+        raise SpecError([Problem(f"{source}: {values.last}", f"{found} is not what {project} takes")]) from None
     return draft
 
 
@@ -60,21 +60,18 @@ def manifest_text(draft: Draft, source: str, project: str) -> str:
 def import_file(file: Path, project: str, *, output: Path | None, algorithm: str | None) -> Iterator[tuple[str, bool]]:
     """Write the manifest made from `file` to `output`, or yield (manifest, True); then yield notes as (text, False).
 
-    Raises ConversionError if `file` cannot be read, or, after the manifest was written, if the manifest is not valid.
+    Raises SpecError if `file` cannot be read, or, after the manifest was written, if the manifest is not valid.
     """
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConversionError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(file)
     if project not in PROJECTS:
-        raise ConversionError(f"--from: there is no {project}; expected {', '.join(PROJECTS)}")
+        raise SpecError([Problem("--from", f"there is no {project}; expected {', '.join(PROJECTS)}")])
     draft = convert(text, project, source=str(file), algorithm=algorithm)
     manifest = manifest_text(draft, file.name, project)
     if output:
         try:
             output.write_text(manifest)
         except OSError as error:
-            raise ConversionError(f"{output}: cannot be written: {error.strerror}") from None
+            raise SpecError([Problem(str(output), f"cannot be written: {error.strerror}")]) from None
     else:
         yield manifest, True
     yield from ((f"check: {each}", False) for each in draft.checks)
@@ -85,4 +82,4 @@ def import_file(file: Path, project: str, *, output: Path | None, algorithm: str
     try:
         Job.parse(draft.document())
     except SpecError as error:
-        raise ConversionError("\n".join(["the manifest is not valid yet:", *map(str, error.problems)])) from None
+        raise SpecError(each.within("the manifest is not valid yet: ") for each in error.problems) from None

@@ -14,7 +14,7 @@ from rlhf_mapper.mapping import DeviceMapping
 SAME = re.compile(r"(?P<field>[\w.]+)(?: \((?:uri|text|flag|above_zero|below_one)\))?")
 """Text of a table's row whose value is the same in both projects, but for the scheme of a URI."""
 Options = dict[str, str]
-PEERS = read_table(__package__, "peers.yaml", dict[str, dict[str, str | Options]])
+PEERS = read_table(__package__, "peers.yaml", dict[str, dict[str, Any]])
 
 
 def commands_of(job: Job, mapping: DeviceMapping) -> dict[str, tuple[str, str]]:
@@ -25,28 +25,20 @@ def commands_of(job: Job, mapping: DeviceMapping) -> dict[str, tuple[str, str]]:
     return {project: _command(project, peer, job, mapping) for project, peer in PEERS.items()}
 
 
-def _command(project: str, peer: Mapping[str, str | Options], job: Job, mapping: DeviceMapping) -> tuple[str, str]:
+def _command(project: str, peer: Mapping[str, Any], job: Job, mapping: DeviceMapping) -> tuple[str, str]:
     has, words = _features(job, mapping), _words_of(project, job.spec.algorithm.name)
     if words is None:
         return "", f"it has no {job.spec.algorithm.name}"
-
-    def part(name: str) -> Options:
-        found = peer.get(name, {})
-        assert not isinstance(found, str)
-        return found
-
-    if reason := next((why for feature, why in part("cannot").items() if feature in has), ""):
+    if reason := next((why for feature, why in peer["cannot"].items() if feature in has), ""):
         return "", reason
     facts = _facts(job, mapping) | words
-    options = part("rl" if "rl" in has else "offline") | _same(project, job)
+    options = peer["rl" if "rl" in has else "offline"] | _same(project, job)
     for feature in sorted(has - {"rl"}):
-        options |= part(feature)
+        options |= peer.get(feature, {})
     texts = {key: value.format(**facts) for key, value in options.items()}
-    lines = [
-        f"{peer['option']}".format(key=key, value=shlex.quote(text) if text else "") for key, text in texts.items()
-    ]
-    differs = "; ".join(why for feature, why in part("differs").items() if feature in has)
-    return " \\\n  ".join([str(peer["start"]).format(**facts), *map(str.rstrip, lines)]), differs
+    lines = (peer["option"].format(key=key, value=shlex.quote(text) if text else "") for key, text in texts.items())
+    differs = "; ".join(why for feature, why in peer["differs"].items() if feature in has)
+    return " \\\n  ".join([peer["start"].format(**facts), *map(str.rstrip, lines)]), differs
 
 
 def _words_of(project: str, name: str) -> Options | None:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_importers.bash import ConversionError
 from rlhf_importers.command import convert
 
 TRAINERS = "sft|dpo|grpo|rloo|kto|reward|reward_modeling"
@@ -66,13 +65,13 @@ def outcome(name: str, text: str, project: str) -> str:
     """Return VALID, FRAGMENT, or the kind of refusal: its first sentence without files, numbers and quoted text."""
     if is_fragment(text, project):
         return FRAGMENT
+    lost: dict[str, str] = {}
     try:
         draft = convert(text, project, source=name)
+        lost = draft.lost
         Job.parse(draft.document())
-    except ConversionError as error:
-        sentence = str(error)
     except SpecError as error:
-        untold = [why for why in draft.lost.values() if why.startswith("only a run")] if "missing" in str(error) else []
+        untold = [why for why in lost.values() if why.startswith("only a run")] if "missing" in str(error) else []
         sentence = f"{error}".split("\n")[0] + "; a value of the script is told by a run only" * bool(untold)
     else:
         return VALID

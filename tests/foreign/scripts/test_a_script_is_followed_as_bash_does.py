@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.job import Job
-from rlhf_importers.bash import ConversionError, Script
+from rlhf_api.problems import SpecError
+from rlhf_importers.bash import Script
 from rlhf_importers.command import convert
 from rlhf_importers.scalars import UNKNOWN
 from rlhf_importers.shell import call
@@ -193,7 +194,7 @@ def test_a_command_within_quotes_is_read() -> None:
     ],
 )
 def test_a_script_that_cannot_be_followed_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(ConversionError, match=sentence):
+    with pytest.raises(SpecError, match=sentence):
         convert(text, "verl", source="run.sh")
 
 

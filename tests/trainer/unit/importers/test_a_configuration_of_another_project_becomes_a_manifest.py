@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
-from rlhf_importers.bash import ConversionError
+from rlhf_api.problems import SpecError
 from rlhf_importers.command import PROJECTS, convert
 from rlhf_importers.shell import flags
 from rlhf_importers.table import Draft
@@ -384,7 +384,7 @@ def test_a_file_of_trl_is_a_program_of_trl(command: str, algorithm: str) -> None
 
 
 def test_another_program_of_verl_is_refused() -> None:
-    with pytest.raises(ConversionError, match=r"main_ppo is read, not verl.trainer.sft_trainer"):
+    with pytest.raises(SpecError, match=r"main_ppo is read, not verl.trainer.sft_trainer"):
         convert("torchrun -m verl.trainer.sft_trainer data.train_files=a.parquet", "verl", source="FILE")
 
 
