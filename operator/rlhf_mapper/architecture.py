@@ -162,11 +162,6 @@ class Architecture:
         adapted = sum(self.hidden + other for name, other in ends.items() if not lora.targets or name in lora.targets)
         return self.layers * lora.rank * adapted + self.head_parameters * self.scores
 
-    @cached_property
-    def kv_values(self) -> int:
-        """Number of elements that the KV cache holds for one token: keys and values of all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_size
-
 
 def _divisors_of(number: int) -> str:
     """Return the divisors of a number as words, at most the smallest 12."""

@@ -18,7 +18,7 @@ from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.model_limits import fixed_sizes, too_long, wrong_sizes
 from rlhf_mapper.node_uses import node_uses, nodes_of_pool, sizes_of_pools
-from rlhf_mapper.pools import PoolCosts, Simulated
+from rlhf_mapper.pools import MAX_RESULTS, PoolCosts, Simulated
 from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of, simplest_first
 from rlhf_mapper.remedies import remedies_of
 from rlhf_mapper.search.objective import Objective
@@ -59,7 +59,8 @@ class MappingProblem:
     def __post_init__(self) -> None:
         """Take the results of earlier searches of an equal problem; the text of a problem holds all its inputs."""
         object.__setattr__(self, "simulated", _simulated(repr(self)))
-        self.simulated.bound()
+        if max(map(len, vars(self.simulated).values())) > MAX_RESULTS:
+            self.simulated.clear()
 
     def costs(self, cluster: Cluster) -> PoolCosts:
         """Return stage costs of every set of models on every node group, with all or some GPUs of each node in use."""
@@ -323,7 +324,16 @@ def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
         for group in cluster.groups
         if (nodes := _smallest(task, group)) is not None
     )
-    reason = _short_of(task, costs, cluster, needed, have, waits=waits, room=room)
+    if not any(map(task.can_use, cluster.groups)):
+        reason = _without_bf16(task, cluster.groups)
+    elif needed > have:
+        one = "the largest of " * (waits and len(states) > 1)
+        full = f", and half of the host memory, {room / 1e9:,.1f} GB, is too small for them to wait there"
+        full = full * (task.software.may_offload and not waits)
+        least, there = f"take {needed / 1e9:,.1f} GB", f"{_gpus_in_words(cluster)} hold {have / 1e9:,.1f} GB"
+        reason = f"the states of {one}{', '.join(task.requests)} {least}, but {there}{full}"
+    else:
+        reason = _short_beside_states(task, costs, cluster)
     return Infeasible(short_bytes=max(needed - have, 0.0), smallest=smallest, reason=reason)
 
 
@@ -361,22 +371,9 @@ def _gpus_in_words(cluster: Cluster) -> str:
     return " and ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
 
 
-def _short_of(
-    task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool, room: float
-) -> str:
-    """Return why no mapping fits.
-
-    needed, have: needed and existing GPU bytes for states; waits: whether the host, with `room` bytes, can hold all.
-    """
+def _short_beside_states(task: MappingProblem, costs: PoolCosts, cluster: Cluster) -> str:
+    """Return why no mapping fits though the models' states do."""
     models = ", ".join(task.requests)
-    if not any(map(task.can_use, cluster.groups)):
-        return _without_bf16(task, cluster.groups)
-    if needed > have:
-        one = "the largest of " * (waits and len(task.requests) > 1)
-        full = f", and half of the host memory, {room / 1e9:,.1f} GB, is too small for them to wait there"
-        full = full * (task.software.may_offload and not waits)
-        states = f"the states of {one}{models} take {needed / 1e9:,.1f} GB"
-        return f"{states}, but {_gpus_in_words(cluster)} hold {have / 1e9:,.1f} GB{full}"
     for role, request in task.requests.items():
         groups = range(len(costs.groups))
         if not any(costs.strategies(role, frozenset((role,)), group, 1).fits.any() for group in groups):

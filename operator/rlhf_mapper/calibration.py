@@ -30,13 +30,9 @@ def compare_phases(predicted: Mapping[Name, float], rows: Sequence[Mapping[str, 
     measured seconds are the median over them.
     """
     steady = rows[WARM_UP:] if len(rows) > FEW else rows
-    found = []
-    for phase, seconds in predicted.items():
-        measured = [row[f"time/{phase}"] for row in steady if f"time/{phase}" in row]
-        if seconds > 0 and measured:
-            middle = median(measured)
-            found.append(Compared(phase, seconds, middle, middle / seconds))
-    return found
+    measured = {phase: [row[f"time/{phase}"] for row in steady if f"time/{phase}" in row] for phase in predicted}
+    middle = {phase: median(seconds) for phase, seconds in measured.items() if seconds and predicted[phase] > 0}
+    return [Compared(phase, predicted[phase], each, each / predicted[phase]) for phase, each in middle.items()]
 
 
 def correction_of(
@@ -49,8 +45,6 @@ def correction_of(
     whose responses fill the same share of `data.maxResponseTokens`, the length that a prediction without samples
     assumes.
     """
-    factors = dict((before or Correction()).factors)
-    for phase, _, _, ratio in compare_phases(predicted, rows):
-        if ratio > 0:
-            factors[phase] = ratio * factors.get(phase, 1.0)
-    return Correction(factors)
+    old = before or Correction()
+    ratios = {phase: ratio for phase, _, _, ratio in compare_phases(predicted, rows) if ratio > 0}
+    return Correction(old.factors | {phase: ratio * old.of(phase) for phase, ratio in ratios.items()})

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, Literal, Self
 
 from rlhf_api.job import Job
@@ -132,17 +132,13 @@ class Prediction:
 
     def peak(self, models: Sequence[Role], stage: Stage) -> dict[str, float]:
         """Bytes of a GPU by part at the fullest moment of a stage, in a pool where `models` take turns."""
-        moments: list[dict[str, float]] = []
+        moments: dict[Role, dict[str, float]] = {role: {} for role in models}
         fused = FUSED if self.fused_updates and stage == "training" else ()
-        for role in models:
-            moment: dict[str, float] = {}
-            for other in models:
-                works = other == role or {role, other} <= set(fused)
-                held = self.models[other].memory.get(stage, {}) if works else self.models[other].resident(stage)
-                for part, size in held.items():
-                    moment[part] = moment.get(part, 0.0) + size
-            moments.append(moment)
-        return max(moments, key=lambda moment: sum(moment.values()))
+        for role, other in product(models, repeat=2):
+            works = other == role or {role, other} <= set(fused)
+            held = self.models[other].memory.get(stage, {}) if works else self.models[other].resident(stage)
+            moments[role] |= {part: moments[role].get(part, 0.0) + size for part, size in held.items()}
+        return max(moments.values(), key=lambda moment: sum(moment.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,13 +261,7 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
 
 
 def _model(sizes: ParallelSizes, model: ModelPrediction) -> dict[str, Any]:
-    generation = {"p_g": sizes.generation_pipeline, "t_g": sizes.generation_tensor, "d_g": sizes.micro}
-    return {
-        "p": sizes.pipeline,
-        "t": sizes.tensor,
-        "d": sizes.data,
-        "c": sizes.context,
-        "e": sizes.expert,
-        **(generation if "generation" in model.seconds else {}),
-        **asdict(model),
-    }
+    cut = {"p": sizes.pipeline, "t": sizes.tensor, "d": sizes.data, "c": sizes.context, "e": sizes.expert}
+    if "generation" in model.seconds:
+        cut |= {"p_g": sizes.generation_pipeline, "t_g": sizes.generation_tensor, "d_g": sizes.micro}
+    return cut | asdict(model)

@@ -83,11 +83,6 @@ class Simulated:
     mappings: dict[tuple[Cluster, Device, Objective], DeviceMapping | None] = field(default_factory=dict)
     fits: dict[Cluster, bool] = field(default_factory=dict)
 
-    def bound(self) -> None:
-        """Forget all results if they are many."""
-        if max(map(len, vars(self).values())) > MAX_RESULTS:
-            self.clear()
-
     def clear(self) -> None:
         for results in vars(self).values():
             results.clear()

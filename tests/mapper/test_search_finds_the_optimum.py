@@ -228,13 +228,6 @@ def test_objectives_choose_what_they_are_named_for(search: Search) -> None:
     assert choice(Objective("lowest_cost", prices=(1, 0))) == (1, 4)
 
 
-def test_prices_are_those_of_the_groups() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        Objective("lowest_cost", prices=(1, -1))
-    with pytest.raises(ValueError, match="1 prices for 2 node groups"):
-        pruned(flat([4, 4]), ("actor",), objective=Objective("lowest_cost", prices=(1,)))
-
-
 def test_a_generator_of_its_own_is_with_no_other() -> None:
     found = placements(("actor", "reward", "rollout"))
     assert [sorted(map(sorted, each)) for each in found] == [

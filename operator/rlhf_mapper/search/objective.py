@@ -29,10 +29,6 @@ class Objective:
     left then) of each group of responses, the shortest first. A stage of the tables is then the preparation of the pool
     that generates, and the next one that of other pools."""
 
-    def __post_init__(self) -> None:
-        if min(self.prices, default=0.0) < 0:
-            raise ValueError("a GPU's price is negative")
-
     def on(self, hosts: Sequence[int]) -> Self:
         """Return the objective with a price for each node group of a search; hosts: each one's index in the cluster."""
         return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
@@ -71,10 +67,7 @@ class Objective:
 
     def weights(self, groups: int) -> Floats:
         """Return the weight of one GPU by node group: its price for `lowest_cost`, else 1."""
-        prices = self.prices if self.kind == "lowest_cost" else (1.0,) * groups
-        if len(prices) != groups:
-            raise ValueError(f"{len(prices)} prices for {groups} node groups")
-        return np.array(prices, dtype=float)
+        return np.array(self.prices if self.kind == "lowest_cost" else (1.0,) * groups, dtype=float)
 
     def keys(self, seconds: Floats, used: Floats) -> tuple[Floats, Floats]:
         """Return (first numbers, second numbers) by which mappings are ranked, the less the better; inf where too slow.

@@ -40,8 +40,8 @@ def _cache_bytes(passes: Passes) -> float:
 
 def cached_bytes(passes: Passes, generator: Layouts, tokens: Numbers | float) -> Numbers:
     """Return the bytes of a GPU for the KV cache of one sequence; KV heads are copied if there are fewer than t_g."""
-    shards = np.minimum(generator.t, passes.model.kv_heads) * generator.p
-    return passes.model.kv_values * _cache_bytes(passes) * tokens / shards
+    model, shards = passes.model, np.minimum(generator.t, passes.model.kv_heads) * generator.p
+    return 2 * model.layers * model.kv_heads * model.head_size * _cache_bytes(passes) * tokens / shards
 
 
 def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:

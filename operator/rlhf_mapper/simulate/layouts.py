@@ -125,11 +125,7 @@ class Network:
 
     def of_neighbours(self, layouts: Layouts) -> Numbers:
         """Return the bandwidth from a rank to the next pipeline stage; across nodes t ranks share a node's network."""
-        across = self.nodes.network * self.efficiency.network / np.minimum(layouts.t, self.nodes.gpus_per_node)
-        inside = layouts.p * layouts.t <= self.nodes.gpus_per_node
-        reached = np.where(inside, self.within, np.minimum(across, self.within))
-        shared: Numbers = np.minimum(reached, self._over_the_link(layouts)[1])
-        return shared
+        return self._shared(layouts.p * layouts.t, layouts.t, self._over_the_link(layouts)[1])
 
     def of_data_ranks(self, layouts: Layouts, replicas: int = 1) -> Numbers:
         """Return the bandwidth in the data-parallel groups, each of which has every (p t)th GPU.
@@ -137,13 +133,14 @@ class Network:
         replicas: copies of the weights (HSDP), if the layouts are those of one copy.
         A ring crosses a node's network once, however many of its ranks are there. A node has min(p t, GPUs) rings.
         """
-        replica = layouts.p * layouts.t
-        rings = np.minimum(replica, self.nodes.gpus_per_node)
-        across = self.nodes.network * self.efficiency.network / rings
-        inside = layouts.gpus <= self.nodes.gpus_per_node
-        reached = np.where(inside, self.within, np.minimum(across, self.within))
-        shared: Numbers = np.minimum(reached, self._over_the_link(layouts, replicas)[0])
-        return shared
+        return self._shared(layouts.gpus, layouts.p * layouts.t, self._over_the_link(layouts, replicas)[0])
+
+    def _shared(self, span: Numbers, ranks: Numbers, link: Numbers) -> Numbers:
+        """Return the bandwidth within `span` GPUs if `ranks` of them share a node's network; link: between zones."""
+        across = self.nodes.network * self.efficiency.network / np.minimum(ranks, self.nodes.gpus_per_node)
+        inside = span <= self.nodes.gpus_per_node
+        reached: Numbers = np.minimum(np.where(inside, self.within, np.minimum(across, self.within)), link)
+        return reached
 
     def _over_the_link(self, layouts: Layouts, replicas: int = 1) -> tuple[Numbers, Numbers]:
         """Return bandwidths of (a ring of data ranks, a stage hand-over) between zones; inf if none crosses zones."""

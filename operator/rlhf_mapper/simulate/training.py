@@ -149,10 +149,9 @@ def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Number
 def _between_replicas(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
     """Return the seconds in which copies of the weights (HSDP) exchange gradients, or compressed steps, in an update.
 
-    Each rank exchanges its shard, by a ring of all-reduce or, compressed, by a ring of all-gather.
+    Without other copies they are 0. Each rank exchanges its shard, by a ring of all-reduce or, compressed, by a ring of
+    all-gather.
     """
-    if work.replicas == 1:
-        return np.zeros_like(layouts.gpus)
     of_a_shard = passes.model.parameters * work.replicas / layouts.gpus * work.trained_share
     others, compresses = work.replicas - 1, work.compresses(over_thin_link=passes.nodes.has_thin_link)
     sent = COMPRESSED * others if compresses else 2 * others / work.replicas
