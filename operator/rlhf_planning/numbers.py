@@ -14,23 +14,20 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 def number(value: float) -> str:
     """Format a number to about 3 digits, with commas, then M, G and T: 0.0123, 4.46, 36.2, 3,248, 6.04 M, 13.1 G."""
-    if not math.isfinite(value):
-        text = str(value)
-    elif abs(value) >= MILLION:
-        text = _large(value, 3)
-    elif abs(value) >= 100:
-        text = f"{value:,.0f}"
-    else:
-        text = f"{value:.3g}"
-    return text.replace("-", MINUS)
+    return tick(value, 3)
 
 
 def tick(value: float, digits: int = 4) -> str:
     """Format a number as the label of an axis, with `digits` significant digits."""
-    if abs(value) >= MILLION:
-        text = _large(value, digits)
+    if not math.isfinite(value):
+        text = str(value)
+    elif abs(value) >= MILLION:
+        size, unit = next(pair for pair in LARGE if abs(value) >= pair[0])
+        text = f"{value / size:,.{digits}g} {unit}"
+    elif abs(value) >= min(10 ** (digits - 1), 1000):
+        text = f"{value:,.{max(0, digits - 4)}f}"
     else:
-        text = f"{value:,.{max(0, digits - 4)}f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+        text = f"{value:.{digits}g}"
     return text.replace("-", MINUS)
 
 
@@ -41,11 +38,6 @@ def ticks(values: Sequence[float]) -> list[str]:
         if len(set(labels)) == len(set(values)):
             break
     return labels
-
-
-def _large(value: float, digits: int) -> str:
-    size, unit = next(pair for pair in LARGE if abs(value) >= pair[0])
-    return f"{value / size:,.{digits}g} {unit}"
 
 
 def size_text(size: float) -> str:

@@ -94,6 +94,7 @@ ROLLOUT_POOLS = Field("placement.pools").where(Field("models", "one").contains("
 ELSEWHERE = Field("rollout.endpoints").is_given
 APART = (ROLLOUT_POOLS > 0) | ((MODE == "Auto") & STALE) | ELSEWHERE
 OF_OWN_ENGINES = ("tensorParallel", "pipelineParallel", "gpuMemoryUtilization", "partial", "quantization", "kvCache")
+NO_TURNS = {"rollout.environment": ~ENVIRONMENT, "rollout.tools": ~TOOLS, "rollout.agent": ~AGENT}
 TRAIN_COLUMNS = ("data.train.columns", "data.train.mix[].columns")
 
 
@@ -181,9 +182,12 @@ def _batches() -> Iterator[Rule]:
 
 
 def _sampling() -> Iterator[Rule]:
-    for path, unused in {
+    one_update = {
         "training.miniBatchSize": ~Field("training.miniBatchSize").is_given,
         "training.updateEpochs": Field("training.updateEpochs") == Training.model_fields["update_epochs"].default,
+    }
+    for path, unused in {
+        **one_update,
         "rollout": _has_its_defaults("rollout", Rollout),
         "evaluation.functions": Field("evaluation.functions").size() == 0,
         "evaluation.verifiers": Field("evaluation.verifiers").size() == 0,
@@ -194,16 +198,13 @@ def _sampling() -> Iterator[Rule]:
     }.items():
         yield Rule(path, OFFLINE.implies(unused), "is for RL only, {name} generates no responses")
     for path, unused in {
-        "training.miniBatchSize": ~Field("training.miniBatchSize").is_given,
-        "training.updateEpochs": Field("training.updateEpochs") == Training.model_fields["update_epochs"].default,
+        **one_update,
         "evaluation": ~Field("evaluation").is_given,
         "rollout.keep": Field("rollout.keep") == 0.0,
         "checkpoint.keepBest": ~Field("checkpoint.keepBest").is_given,
         "rollout.endpoints": ~ELSEWHERE,
         "rollout.weightStore": ~Field("rollout.weightStore").is_given,
-        "rollout.environment": ~ENVIRONMENT,
-        "rollout.tools": ~TOOLS,
-        "rollout.agent": ~AGENT,
+        **NO_TURNS,
         "data.order": ~Field("data.order").is_given,
     }.items():
         yield Rule(path, MAKES_DATA.implies(unused), "is not for {name}, which trains nothing and keeps what it writes")
@@ -286,17 +287,14 @@ def _placement() -> Iterator[Rule]:
     yield Rule("placement.objective", auto | any_speed, "is for mode Auto only")
     yield Rule("placement.remap", auto | (Field("placement.remap") == "Never"), "is for mode Auto only")
     modelled = (~REWARD & ~ENVIRONMENT & ~AGENT & ~MAY_LACK_REWARD) | REWARD_MODEL
+    lives_apart = {"reward": modelled, "reference": ~REFERENCE_IS_ACTOR, "teacher": Field("models.teacher").is_given}
     for role in ROLES:
         placed = (pools.size() > 0) & _uses(role)
         homes = pools.where(Field("models", "one").contains(role)).size()
         count = {"count": (homes == 0).then("no", homes)}
         message = f"{role} is in {{count}} pools, expected exactly one"
-        if role == "reward":
-            placed &= modelled
-        if role == "reference":
-            placed &= ~REFERENCE_IS_ACTOR
-        if role == "teacher":
-            placed &= Field("models.teacher").is_given
+        if role in lives_apart:
+            placed &= lives_apart[role]
         yield Rule("placement.pools", placed.implies(homes == 1), message, count)
     models = Field("placement.pools[].models")
     for role in ROLES:
@@ -331,9 +329,7 @@ def _apart() -> Iterator[Rule]:
         **{f"rollout.{name}": ~Field(f"rollout.{name}").is_given for name in OF_OWN_ENGINES},
         "rollout.enforceEager": ~(Field("rollout.enforceEager") == True),  # noqa: E712 an expression
         "rollout.batchInvariant": ~(Field("rollout.batchInvariant") == True),  # noqa: E712 an expression
-        "rollout.environment": ~ENVIRONMENT,
-        "rollout.tools": ~TOOLS,
-        "rollout.agent": ~AGENT,
+        **NO_TURNS,
     }
     for path, unused in own.items():
         yield Rule(path, ELSEWHERE.implies(unused), "is for engines of the job's own, not for rollout.endpoints")

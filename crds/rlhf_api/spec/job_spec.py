@@ -1,7 +1,7 @@
 """Schema of one job's spec; `rlhf_api.checks.rules` has the rules that span several fields."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -24,7 +24,7 @@ from rlhf_api.contract import (
     null_is_unset,
 )
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.names import PoolRole, Role
+from rlhf_api.names import PlacedRole, PoolRole, Role
 from rlhf_api.spec.algorithm_table import AnyAlgorithm
 from rlhf_api.spec.algorithms import Distilling
 from rlhf_api.spec.data import AnyData, Data, SourceChange
@@ -182,15 +182,9 @@ class Models(Spec):
 
     def by_role(self) -> dict[Role, Model]:
         """Return role -> model for the models that the spec names; a reward that is no model is left out."""
-        roles: dict[Role, Model | None] = {
-            "actor": self.actor,
-            "critic": self.critic,
-            "reference": self.reference,
-            "reward": next((part for part in self.rewards().values() if isinstance(part, Model)), None),
-            "cost": self.cost,
-            "teacher": self.teacher,
-        }
-        return {role: model for role, model in roles.items() if model}
+        given: dict[Role, Model | None] = {role: getattr(self, role) for role in get_args(PlacedRole)}
+        given["reward"] = next((part for part in self.rewards().values() if isinstance(part, Model)), None)
+        return {role: model for role, model in given.items() if model}
 
     def field(self, role: Role) -> str:
         """Return the name of the field of `models` with the settings of a role's model."""
