@@ -62,7 +62,7 @@ def measure(output: Path) -> dict[str, Any]:
         "seconds off": actor + critic,
         "seconds on": both,
         "on / off": both / (actor + critic),
-        "predicted on / off": fused.schedule.seconds / fused.seconds_apart,
+        "predicted on / off": fused.schedule.seconds / fused.alone.seconds,
         "same bits": norms["both"] == [each for pair in pairs for each in pair],
     }
     is_foreseen = abs(found["on / off"] - found["predicted on / off"]) <= FORESEEN

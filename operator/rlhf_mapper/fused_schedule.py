@@ -34,6 +34,10 @@ class Pass:
     start: float
     end: float
 
+    def of(self, model: int, *, after: float) -> "Pass":
+        """Return this pass as one of another model, `after` seconds later."""
+        return replace(self, model=model, start=self.start + after, end=self.end + after)
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -109,7 +113,13 @@ class FusedUpdates:
         return fused_schedule(self.stages, (self.actor, self.critic))
 
     @property
-    def seconds_apart(self) -> float:
-        """Seconds of both updates one after the other, each by 1F1B."""
-        apart = (self.actor, replace(self.critic, reverses=False))
-        return sum(fused_schedule(self.stages, (each,)).seconds for each in apart)
+    def alone(self) -> Schedule:
+        """Schedule of both updates one after the other, each by 1F1B."""
+        first = fused_schedule(self.stages, (self.actor,))
+        second = fused_schedule(self.stages, (replace(self.critic, reverses=False),))
+        return Schedule(
+            tuple(
+                (*passes, *(each.of(1, after=first.seconds) for each in others))
+                for passes, others in zip(first.ranks, second.ranks, strict=True)
+            )
+        )

@@ -112,7 +112,7 @@ def _with_fused_updates(
 ) -> Prediction:
     """Return the prediction with fused updates; those of both models become shorter by the same factor."""
     models = prediction.models
-    saved = load.work["actor"].updates * (fused.seconds_apart - fused.schedule.seconds)
+    saved = load.work["actor"].updates * (fused.alone.seconds - fused.schedule.seconds)
     factor = 1 - saved / sum(models[role].seconds["update"] for role in FUSED)
     after = dict(models)
     for role in FUSED:

@@ -14,10 +14,21 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_api.names import Role
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.hardware import ESTIMATED
-from rlhf_mapper.mapping import PHASES, STAGES, DeviceMapping, Infeasible, Prediction, Rejected, Stage
+from rlhf_mapper.mapping import (
+    PHASES,
+    STAGES,
+    DeviceMapping,
+    Infeasible,
+    ModelPrediction,
+    Phase,
+    Prediction,
+    Rejected,
+    Stage,
+)
 from rlhf_mapper.prediction import differ
-from rlhf_planning.timeline import chart_of, interval_text, legend_of, plain, seconds_text, timeline_of
+from rlhf_planning.timeline import chart_of, interval_text, legend_of, plain, schedule_lines, seconds_text, timeline_of
 
 PARTS = {
     "weights": "weights",
@@ -158,13 +169,19 @@ def _models(mapping: DeviceMapping, prediction: Prediction, columns: Sequence[st
     for phase in phases if "seconds" in columns else ():
         table.add_column("gene-\nration" if phase == "generation" else phase, justify="right", no_wrap=True)
     for role in _roles(mapping):
-        sizes, model = mapping.sizes[role], prediction.models[role]
-        ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
-        generation = [ways if "generation" in model.seconds else ""] * ("generation" in phases)
-        cuts = [str(sizes), *generation, str(model.micro_batch), model.offload]
-        seconds = [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases]
-        table.add_row(role, *cuts * ("cuts" in columns), *seconds * ("seconds" in columns))
+        cells = _cells(mapping.sizes[role], prediction.models[role], phases)
+        table.add_row(role, *(cell for name in columns for cell in cells[name]))
     return table
+
+
+def _cells(sizes: ParallelSizes, model: ModelPrediction, phases: Sequence[Phase]) -> dict[str, list[str]]:
+    """Return the cells of a model's row in the table of models, by group of columns (`cuts`, `seconds`)."""
+    ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
+    generation = [ways if "generation" in model.seconds else ""] * ("generation" in phases)
+    return {
+        "cuts": [str(sizes), *generation, str(model.micro_batch), model.offload],
+        "seconds": [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases],
+    }
 
 
 def _roles(mapping: DeviceMapping) -> list[Role]:
@@ -236,9 +253,9 @@ def _times(console: Console, mapping: DeviceMapping, prediction: Prediction, pri
     _print_table(console, chart_of(timeline, columns=console.width - 2))
     console.print(Text("  ") + legend_of(timeline))
     if updates := prediction.fused_updates:
-        fused, apart = seconds_text(updates.schedule.seconds), seconds_text(updates.seconds_apart)
-        line = f"one update of actor and critic takes {fused}, one after the other {apart} (training.fuseUpdates)"
-        _print_head(console, line)
+        _print_head(console, "one update of actor and critic (training.fuseUpdates)")
+        for each in schedule_lines(updates, columns=console.width):
+            console.print(Text(each))
 
 
 def _listed(seconds: Mapping[Any, float], order: Iterable[str]) -> str:

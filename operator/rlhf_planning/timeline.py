@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_api.names import Role
+from rlhf_mapper.fused_schedule import FusedUpdates, Pass
 from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, MappedPool, Phase, Prediction, Stage
 from rlhf_planning.numbers import MINUS, number, tick
 
@@ -27,6 +28,10 @@ IDLE = "·"
 MARK_COLUMNS, MIN_CELLS = 8, 20
 """Width in columns of a tick's label on the time axis, and of the narrowest chart."""
 BUSY_COLUMNS, GAP = 5, 2
+LETTERS = ("Aa", "Cc")
+"""Letters of forward and backward pass in the lines of ranks, by model: actor and critic."""
+MAX_RANKS = 8
+"""Most ranks of a pipeline that have a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,3 +212,22 @@ def _stages(timeline: Timeline, cells: int) -> Text:
         bracket = f"├{label.center(len(covered) - 2, '─')}┤" if len(covered) > 1 else "│"
         line[covered.start : covered.stop] = bracket
     return Text("".join(line))
+
+
+def schedule_lines(updates: FusedUpdates, *, columns: int) -> Iterator[str]:
+    """Yield a line for each rank without and with fusion, on one scale of time, and the meaning of the letters."""
+    whole = updates.alone.seconds
+    for name, schedule in (("one after the other", updates.alone), ("fused", updates.schedule)):
+        yield f"  {name}: {seconds_text(schedule.seconds)}"
+        for rank, passes in enumerate(schedule.ranks[:MAX_RANKS]):
+            head = f"    rank {rank}  "
+            yield head + _schedule_line(passes, (columns - len(head)) / whole)
+    yield f"  A, C: forward passes of actor and critic; a, c: backward passes; {IDLE}: the rank waits"
+
+
+def _schedule_line(passes: Sequence[Pass], cells_of_a_second: float) -> str:
+    cells: list[str] = []
+    for each in passes:
+        start, end = (round(second * cells_of_a_second) for second in (each.start, each.end))
+        cells += [IDLE] * (start - len(cells)) + [LETTERS[each.model][each.is_backward]] * (end - start)
+    return "".join(cells)

@@ -8,6 +8,7 @@ import pytest
 from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.fused_schedule import PipelineUpdate, Schedule, fused_schedule
 from rlhf_mapper.mapping import DeviceMapping
+from rlhf_planning.timeline import schedule_lines
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 
@@ -96,18 +97,21 @@ def planned(fuse: str, **training: int) -> DeviceMapping:
     return found
 
 
-def test_a_plan_has_the_fused_update_and_its_memory() -> None:
+def test_a_plan_has_the_fused_update_its_memory_and_a_picture() -> None:
     fused, alone = (planned(each).prediction for each in ("Auto", "Never"))
     assert fused
     assert alone
     assert fused.fused_updates
-    updates, saved = fused.fused_updates, 2 * (fused.fused_updates.seconds_apart - fused.fused_updates.schedule.seconds)
+    updates, saved = fused.fused_updates, 2 * (fused.fused_updates.alone.seconds - fused.fused_updates.schedule.seconds)
     assert alone.phases["update"] - fused.phases["update"] == pytest.approx(saved)
     assert alone.step_seconds - fused.step_seconds == pytest.approx(saved)
     held = [sum(each.peak(("actor", "critic"), "training").values()) for each in (fused, alone)]
     assert held[0] > held[1], "activations of both models at once"
     both = (updates.actor, updates.critic)
-    assert updates.seconds_apart == pytest.approx(one_after_the_other(updates.stages, both))
+    assert updates.alone.seconds == pytest.approx(one_after_the_other(updates.stages, both))
+    lines = list(schedule_lines(updates, columns=80))
+    assert lines[2].strip().startswith("rank 1  ··"), "the second stage waits for the first"
+    assert lines[5].strip().startswith("rank 1  CC"), "but not if it holds the first stage of the critic"
 
 
 def test_steps_of_one_update_are_not_fused() -> None:
