@@ -123,7 +123,7 @@ MUTATIONS = (
     ops("advantages", "> SIGNAL", ">= 0.0", GROUPS),
     ops("losses", "moved.clamp(1.0 - low, 1.0 + high)", "moved.clamp(1.0 - high, 1.0 + low)", LOSSES),
     ops("losses", "torch.minimum(unclipped, clipped)", "torch.maximum(unclipped, clipped)", LOSSES),
-    ops("losses", "return 0.5 * masked_mean(error", "return masked_mean(error", LOSSES),
+    ops("losses", "return 0.5 * (masked_sum(error", "return (masked_sum(error", LOSSES),
     ops("losses", "error = torch.maximum(error", "error = torch.minimum(error", LOSSES),
     ops("losses", "keep(chosen - rejected, weight)", "keep(rejected - chosen, weight)", LOSSES),
     ops("losses", "torch.where(safe > 0, -costs, costs)", "torch.where(safe > 0, costs, -costs)", LOSSES),

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlhf_trainer.ops.values import shift_values
+from rlhf_trainer.ops.advantages import shift_values
 
 
 def test_the_value_before_token_t_is_at_position_t_minus_1() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from rlhf_trainer.ops.masks import keep, last_token, masked_mean, masked_sum, row_sums, whiten
+from rlhf_trainer.ops.masks import keep, last_token, masked_sum, row_sums, whiten
 from tests.each import each_case
 
 X = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
@@ -19,15 +19,11 @@ def poisoned(x: Tensor, mask: Tensor, poison: float) -> Tensor:
 def test_sums_and_means_are_those_worked_out_by_hand() -> None:
     assert masked_sum(X, MASK).item() == 2.0 + 4.0 + 16.0
     assert row_sums(X, MASK).tolist() == [6.0, 16.0]
-    assert masked_mean(X, MASK, count=4).item() == 22.0 / 4.0
-    assert masked_mean(X, MASK, count=torch.tensor(11)).item() == 2.0
-    assert masked_mean(X, MASK, count=5.5).item() == 4.0
 
 
 def test_an_empty_mask_sums_to_zero() -> None:
     assert masked_sum(X, torch.zeros_like(X)).item() == 0.0
     assert row_sums(X, torch.zeros_like(X)).tolist() == [0.0, 0.0]
-    assert masked_mean(X, torch.zeros_like(X), count=7).item() == 0.0
 
 
 def test_whitening_takes_the_mean_and_std_it_is_given() -> None:
@@ -66,24 +62,19 @@ def test_the_last_token_of_a_row(mask: list[float], expected: list[float]) -> No
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 def test_nan_and_inf_outside_the_mask_reach_nothing(poison: float) -> None:
     x = poisoned(X, MASK, poison).requires_grad_()
-    total = (
-        masked_sum(x, MASK)
-        + row_sums(x, MASK).sum()
-        + masked_mean(x, MASK, count=1)
-        + whiten(x, MASK, mean=0.0, std=1.0).sum()
-    )
-    assert total.item() == pytest.approx(4 * 22.0)
+    total = masked_sum(x, MASK) + row_sums(x, MASK).sum() + whiten(x, MASK, mean=0.0, std=1.0).sum()
+    assert total.item() == pytest.approx(3 * 22.0)
     (gradient,) = torch.autograd.grad(total, x)
-    assert_close(gradient, 4.0 * MASK)
+    assert_close(gradient, 3.0 * MASK)
 
 
 def test_what_is_kept_is_unchanged_and_the_rest_is_exactly_zero() -> None:
     assert keep(X, MASK).tolist() == [[0.0, 2.0, 4.0], [0.0, 16.0, 0.0]]
 
 
-def test_micro_batches_and_padding_leave_the_mean_alone() -> None:
-    whole = masked_mean(X, MASK, count=3)
-    shares = [masked_mean(X[row : row + 1], MASK[row : row + 1], count=3) for row in (0, 1)]
+def test_micro_batches_and_padding_leave_the_sum_alone() -> None:
+    whole = masked_sum(X, MASK)
+    shares = [masked_sum(X[row : row + 1], MASK[row : row + 1]) for row in (0, 1)]
     assert_close(torch.stack(shares).sum(), whole)
     padded, padded_mask = (torch.cat([part, torch.zeros(2, 5)], dim=1) for part in (X, MASK))
-    assert_close(masked_mean(padded, padded_mask, count=3), whole)
+    assert_close(masked_sum(padded, padded_mask), whole)

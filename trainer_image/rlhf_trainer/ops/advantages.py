@@ -48,6 +48,11 @@ def _left(x: Float[Tensor, "B T"], by: int = 1) -> Float[Tensor, "B T"]:
     return torch.nn.functional.pad(x[:, by:], (0, by))
 
 
+def shift_values(x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """The value head's output at position t - 1, moved to t: the value of the state before token t; position 0 is 0."""
+    return torch.nn.functional.pad(x[:, :-1], (1, 0))
+
+
 def token_rewards(
     scores: Float[Tensor, " B"], kl: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, kl_coef: float
 ) -> Float[Tensor, "B T"]:

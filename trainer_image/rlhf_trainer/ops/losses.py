@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 from rlhf_api.spec.algorithms import Aggregation, Estimator, Ratio
 from rlhf_trainer.ops.aggregation import aggregate
 from rlhf_trainer.ops.kl import kl_estimate
-from rlhf_trainer.ops.masks import keep, masked_mean, masked_sum
+from rlhf_trainer.ops.masks import keep, masked_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def value_loss(
         old_values = keep(old_values, mask)
         clipped = old_values + (values - old_values).clamp(-clip_eps, clip_eps)
         error = torch.maximum(error, (clipped - returns).square())
-    return 0.5 * masked_mean(error, mask, count=num_tokens)
+    return 0.5 * (masked_sum(error, mask) / num_tokens)
 
 
 def kl_loss(
@@ -118,7 +118,7 @@ def sft_loss(
     log_probs: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, num_tokens: int | float | Tensor
 ) -> Float[Tensor, ""]:
     """Cross-entropy of given tokens: minus the sum of the log-probabilities over the mask, / num_tokens."""
-    return -masked_mean(log_probs, mask, count=num_tokens)
+    return -(masked_sum(log_probs, mask) / num_tokens)
 
 
 def pair_loss(

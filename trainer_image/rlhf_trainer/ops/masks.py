@@ -24,16 +24,6 @@ def masked_sum(x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"]) -> Flo
     return keep(x, mask).sum()
 
 
-def masked_mean(
-    x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"], *, count: int | float | Tensor
-) -> Float[Tensor, ""]:
-    """Sum of x where the mask is 1, divided by `count`: the tokens of the global batch, more than 0.
-
-    The shares of all ranks and micro-batches add up to the mean.
-    """
-    return masked_sum(x, mask) / count
-
-
 def whiten(
     x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, mean: float | Tensor, std: float | Tensor
 ) -> Float[Tensor, "B T"]:
