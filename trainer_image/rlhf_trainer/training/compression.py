@@ -9,14 +9,13 @@ AdamW divides by their squares, and these are too large if values are sent seldo
 from collections.abc import Iterator, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.distributed import device_here, local_shard
+from rlhf_trainer.training.distributed import device_here, gather_rows, local_shard
 from rlhf_trainer.training.sharding import ShardedModel, trained_parameters
 
 BLOCK, KEPT = 256, 16
@@ -65,10 +64,8 @@ class CompressedSteps:
 
     def _of_all(self, sent: Tensor) -> tuple[Tensor, ...]:
         """Gather the bytes [blocks, n] of every replica."""
-        group, here = self._mesh.replica_group, sent.to(device_here())
-        every = here.new_empty((group.size() * len(here), here.shape[1]))
-        dist.all_gather_into_tensor(every, here, group=group)
-        return every.to(sent.device).chunk(group.size())
+        group = self._mesh.replica_group
+        return gather_rows(sent.to(device_here()), group).to(sent.device).chunk(group.size())
 
 
 def encoded(rows: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlhf_trainer.training.distributed import exchange_rows, gather_rows
+
 Move = Callable[[Tensor], Tensor]
 
 
@@ -18,7 +20,7 @@ def sum_of_parts(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """
     if group is None:
         return values
-    return _moved(values, partial(_added, group=group), lambda gradient: gradient)
+    return moved(values, partial(_added, group=group), lambda gradient: gradient)
 
 
 def heads_for_tokens(given: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -40,23 +42,21 @@ def tokens_for_heads(given: Tensor, group: dist.ProcessGroup) -> Tensor:
 def of_all_tokens(given: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Gather keys or values of all tokens: [1, heads, own tokens, size] -> [1, heads, N, size]."""
     by_token = given[0].transpose(0, 1)
-    whole = _moved(by_token, partial(_of_all, group=group), partial(_own_share, group=group))
+    whole = moved(by_token, partial(gather_rows, group=group), partial(_own_share, group=group))
     return whole.transpose(0, 1)[None]
 
 
 def _exchanged(given: Tensor, group: dist.ProcessGroup) -> Tensor:
-    exchange = partial(_all_to_all, group=group)
-    return _moved(given, exchange, exchange)
+    exchange = partial(exchange_rows, group=group)
+    return moved(given, exchange, exchange)
 
 
-def _moved(given: Tensor, move: Move, back: Move) -> Tensor:
-    moved: Tensor = _Moved.apply(given, move, back)  # type: ignore[no-untyped-call]
-    return moved
+def moved(given: Tensor, move: Move, back: Move) -> Tensor:
+    """Return a tensor after a collective, whose gradient goes through the collective `back`."""
+    return _Moved.apply(given, move, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Moved(torch.autograd.Function):
-    """Tensor after a collective, whose gradient goes through another collective."""
-
     @staticmethod
     def forward(ctx: Any, given: Tensor, move: Move, back: Move) -> Tensor:
         ctx.back = back
@@ -65,19 +65,6 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return ctx.back(gradient), None, None
-
-
-def _all_to_all(given: Tensor, group: dist.ProcessGroup) -> Tensor:
-    given = given.contiguous()
-    arrived = torch.empty_like(given)
-    dist.all_to_all_single(arrived, given, group=group)
-    return arrived
-
-
-def _of_all(given: Tensor, group: dist.ProcessGroup) -> Tensor:
-    every = given.new_empty((group.size() * len(given), *given.shape[1:]))
-    dist.all_gather_into_tensor(every, given.contiguous(), group=group)
-    return every
 
 
 def _own_share(given: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -133,6 +133,22 @@ def largest_over_ranks(value: int, group: dist.ProcessGroup | None = None) -> in
     return int(largest.item())
 
 
+def gather_rows(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Gather the rows [n, ...] of every rank of a group, each with equally many: [ranks * n, ...]."""
+    every = rows.new_empty((group.size() * len(rows), *rows.shape[1:]))
+    dist.all_gather_into_tensor(every, rows.contiguous(), group=group)
+    return every
+
+
+def exchange_rows(
+    rows: Tensor, group: dist.ProcessGroup, sent: list[int] | None = None, received: list[int] | None = None
+) -> Tensor:
+    """Send rows [n, ...] to the ranks of a group, and return those that come; sent, received: counts, None: equal."""
+    arrived = rows.new_empty((len(rows) if received is None else sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+    return arrived
+
+
 def rows_of_all_ranks(values: Tensor, start: int, group: dist.ProcessGroup | None = None) -> Tensor:
     """Gather a value per row from all ranks, float64 [B]; values: of this rank's rows; start: index of the first."""
     total = int(sum_over_ranks([len(values)], group)[0])
@@ -286,17 +302,11 @@ class ModelMesh:
 
     def of_all(self, values: Tensor) -> Tensor:
         """Gather the values [n] of every data-parallel rank: [ranks, n], on the CPU."""
-        given = values.to(device_here())
-        every = given.new_empty(self.layout.data * len(given))
-        dist.all_gather_into_tensor(every, given, group=self.data_group)
-        return every.view(self.layout.data, len(given)).cpu()
+        return gather_rows(values.to(device_here()), self.data_group).view(-1, len(values)).cpu()
 
     def exchange_rows(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """Exchange rows [B, ...] between the data-parallel ranks; sent, received: row counts by rank."""
-        given = rows.to(device_here())
-        arrived = given.new_empty((sum(received), *given.shape[1:]))
-        dist.all_to_all_single(arrived, given.contiguous(), received, sent, group=self.data_group)
-        return arrived.to(rows.device)
+        return exchange_rows(rows.to(device_here()), self.data_group, sent, received).to(rows.device)
 
     def from_last_stage(self, values: Tensor) -> Tensor:
         """Broadcast the last stage's values to all stages; the other stages pass any tensor of that shape."""

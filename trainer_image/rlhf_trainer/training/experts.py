@@ -5,6 +5,7 @@ token is dropped. Tensor-parallel ranks hold a part of the tokens each (`sequenc
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, ModelMesh, local_shard
+from rlhf_trainer.training.context import moved
+from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, ModelMesh, exchange_rows, local_shard
 
 KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
 """Names among transformers' expert functions: of the kernel for a rank's own experts, and of `_compute_over_ranks`."""
@@ -99,8 +101,7 @@ def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Ten
     chosen = index.flatten()
     order = chosen.argsort(stable=True)
     counts = tokens_by_expert(chosen, ranks * own.num_experts).view(ranks, own.num_experts)
-    arriving = torch.empty_like(counts)
-    dist.all_to_all_single(arriving, counts, group=module.group)
+    arriving = exchange_rows(counts, module.group)
     sent, received = torch.stack([counts.sum(1), arriving.sum(1)]).tolist()  # the only wait for the device
     arrived = _exchanged(hidden[order // index.shape[1]], sent, received, module.group)
     numbers = torch.arange(own.num_experts, device=index.device).repeat(ranks)
@@ -116,24 +117,10 @@ def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Ten
 ALL_EXPERTS_FUNCTIONS.register(OVER_RANKS, _compute_over_ranks)
 
 
-class _Exchange(torch.autograd.Function):
-    """All-to-all of rows [n, H]: `sent` go to each rank, `received` come from each; gradients go back the same way."""
-
-    @staticmethod
-    def forward(context: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-        context.given = sent, received, group
-        arrived = rows.new_empty((sum(received), *rows.shape[1:]))
-        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-        return arrived
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        sent, received, group = context.given
-        return _exchanged(gradient, received, sent, group), None, None, None
-
-
 def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    return _Exchange.apply(rows, sent, received, group)  # type: ignore[no-any-return, no-untyped-call]
+    """Send `sent` rows [n, H] to each rank, and get `received` from each; gradients go back the same way."""
+    there = partial(exchange_rows, group=group, sent=sent, received=received)
+    return moved(rows, there, partial(exchange_rows, group=group, sent=received, received=sent))
 
 
 def own_tokens(count: int, rank: int, ranks: int) -> slice:

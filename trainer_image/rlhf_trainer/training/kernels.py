@@ -17,6 +17,7 @@ from transformers.activations import GELUTanh, SiLUActivation
 from rlhf_api.problems import choice
 from rlhf_api.spec.job_spec import Kernels
 from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.training.context import moved
 from rlhf_trainer.training.models import LanguageModel, inner
 
 PACKAGES = {"triton": "triton", "liger_kernel": "liger-kernel"}
@@ -103,23 +104,12 @@ def _norm(module: Any, kind: NormKind, plain: Any, hidden: Tensor) -> Tensor:
         return plain(hidden)  # type: ignore[no-any-return]
     epsilon = module.eps if hasattr(module, "eps") else module.variance_epsilon
     options = epsilon, kind.offset, kind.casting, kind.is_first
-    normed = LigerRMSNormFunction.apply(_Waited.apply(hidden), module.weight, *options)  # type: ignore[no-untyped-call]
-    return _Waited.apply(normed)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Waited(torch.autograd.Function):
-    """Tensor, and gradient, that a collective of a tensor-parallel module has brought: Triton would not wait for it."""
-
-    @staticmethod
-    def forward(_: Any, given: Tensor) -> Tensor:
-        return _wait(given)
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        return _wait(gradient)
+    normed = LigerRMSNormFunction.apply(moved(hidden, _wait, _wait), module.weight, *options)
+    return moved(normed, _wait, _wait)
 
 
 def _wait(given: Tensor) -> Tensor:
+    """Wait for a tensor, or gradient, from a collective of a tensor-parallel module: Triton would not wait for it."""
     return given.wait() if isinstance(given, AsyncCollectiveTensor) else given
 
 
