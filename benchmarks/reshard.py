@@ -37,7 +37,7 @@ from rlhf_trainer.hybrid_engine.hybrid_engine import BUCKET_BYTES
 from rlhf_trainer.hybrid_engine.layout import Parameter, Shards, describe
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.tensor_slice import WeightSlice
-from tests.trainer.hybrid_engine.baselines import MODES, Mode, Transition, entering, transition
+from tests.trainer.hybrid_engine.baselines import MODES, Mode, Transition, entering, received, transition
 
 SHAPE = (
     "vocab_size",
@@ -165,7 +165,7 @@ def measure(trial: Trial, model: Sequence[Parameter], device: torch.device) -> F
     take = consumer(trial, way, rank, device)
     seconds = timed(lambda: take(exchange.pieces(weights)), device)
     traffic, own = exchange.stats, bytes_of(made.held, torch.float32)
-    assert traffic.received == made.received() * WIRE.itemsize
+    assert traffic.received == received(made) * WIRE.itemsize
     figures: Figures = {
         "received": traffic.received,
         "sent": traffic.sent,
@@ -265,7 +265,7 @@ def planned(model: Sequence[Parameter], sizes: ParallelSizes) -> Figures:
         "parts": sum(len(step.sends) + len(step.receives) for step in found),
         "collectives": sum(step.is_exchanged for step in found) + 2,
         "buffers": buffers * WIRE.itemsize,
-        "received": own.received() * WIRE.itemsize,
+        "received": received(own) * WIRE.itemsize,
         "enters_node": entered * WIRE.itemsize,
         "bound_of_node": bound * WIRE.itemsize,
     }

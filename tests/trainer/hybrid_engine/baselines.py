@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.layout import Parameter, Shards, generation_shards
-from rlhf_trainer.hybrid_engine.reshard_plan import Parties, ReshardPlan, plan
+from rlhf_trainer.hybrid_engine.reshard_plan import Move, Parties, ReshardPlan, plan
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 Mode = Literal["HybridFlow", "HybridFlow-V", "DS-Chat"]
@@ -99,10 +99,24 @@ def plans_of(model: Sequence[Parameter], sizes: ParallelSizes, *, per_node: int 
     return [plan(model, Parties.replica(sizes, nodes, rank), rank) for rank in range(sizes.world_size)]
 
 
+def exchanged(made: ReshardPlan) -> list[Move]:
+    """Moves that a rank sends to others or gets from them."""
+    return [move for each in made.moves.values() for move in (*each.across, *each.within)]
+
+
+def sent(made: ReshardPlan) -> int:
+    """Elements that a rank sends to others; one for two ranks counts twice."""
+    return sum(move.slice.numel for move in exchanged(made) if move.source == made.rank)
+
+
+def received(made: ReshardPlan) -> int:
+    return sum(move.slice.numel for move in exchanged(made) if move.destination == made.rank)
+
+
 def entering(members: Sequence[ReshardPlan]) -> tuple[int, int]:
     """Elements that come from elsewhere to these ranks of a node, and those that some need and none of them holds."""
     ranks = {made.rank for made in members}
-    moves = (move for made in members for move in made.exchanged() if move.destination == made.rank)
+    moves = (move for made in members for move in exchanged(made) if move.destination == made.rank)
     entered = sum(move.slice.numel for move in moves if move.source not in ranks)
     return entered, sum(_lacking(members, name) for name in members[0].moves)
 

@@ -12,7 +12,7 @@ from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_sh
 from rlhf_trainer.hybrid_engine.reshard_plan import Move, Parties, ReshardPlan, plan
 from rlhf_trainer.tensor_slice import TensorSlice
 from tests.each import each_case
-from tests.trainer.hybrid_engine.baselines import Mode, entering, plans_of, transition
+from tests.trainer.hybrid_engine.baselines import Mode, entering, exchanged, plans_of, received, sent, transition
 from tests.trainer.hybrid_engine.families import config
 
 UNTIED = describe(config("qwen3", tied=False))
@@ -37,14 +37,14 @@ def gets(made: ReshardPlan) -> list[tuple[str, Move]]:
     return [(name, move) for name, each in moves for move in each if move.destination == made.rank]
 
 
-def received(made: ReshardPlan, is_counted: Callable[[str], bool] = lambda name: True) -> int:
+def received_of(made: ReshardPlan, is_counted: Callable[[str], bool]) -> int:
     return sum(move.slice.numel for name, move in gets(made) if not move.is_own and is_counted(name))
 
 
 def trading(plans: Sequence[ReshardPlan]) -> list[list[int]]:
     """The smallest sets of ranks that exchange among themselves only."""
     group_of: dict[int, set[int]] = {}
-    for move in (move for made in plans for move in made.exchanged()):
+    for move in (move for made in plans for move in exchanged(made)):
         merged = group_of.get(move.source, {move.source}) | group_of.get(move.destination, {move.destination})
         group_of.update(dict.fromkeys(merged, merged))
     return sorted(map(list, {tuple(sorted(group)) for group in group_of.values()}))
@@ -75,13 +75,13 @@ def test_replicated_weights_cost_what_the_paper_says(sizes: ParallelSizes) -> No
     made, weights = colocated(UNTIED, sizes), sharded_layers(UNTIED)
     cells, kept = sizes.tensor * sizes.pipeline, sizes.generation_tensor * sizes.generation_pipeline
     expected = Fraction(cells - kept, kept * cells) * sum(weights.values())
-    assert {received(each, weights.__contains__) for each in made} == {expected}
+    assert {received_of(each, weights.__contains__) for each in made} == {expected}
 
 
 def test_without_stages_embedding_and_head_count_too() -> None:
     sizes = layout(1, 4, 2, 1, 2)
     total = sum(TensorSlice.whole(parameter.shape).numel for parameter in UNTIED if parameter.tensor_dim is not None)
-    assert {made.received() for made in colocated(UNTIED, sizes)} == {total // 4}
+    assert {received(made) for made in colocated(UNTIED, sizes)} == {total // 4}
 
 
 def test_with_stages_other_stages_ends_are_counted_apart() -> None:
@@ -89,7 +89,7 @@ def test_with_stages_other_stages_ends_are_counted_apart() -> None:
     sizes = layout(2, 4, 1, 1, 2)
     made, weights = colocated(UNTIED, sizes), sharded_layers(UNTIED)
     norms = 2 * (32 + 32 + 4 + 4)
-    apart = [received(each, lambda name: name not in weights) for each in made]
+    apart = [received_of(each, lambda name: name not in weights) for each in made]
     assert apart[:4] == [norms + 32 + 256 * 32 // 2 + 256 * 32 // 4] * 4  # and the final norm, the head
     assert apart[4:] == [norms + 256 * 32 // 2 + 256 * 32 // 4] * 4
 
@@ -106,7 +106,7 @@ def test_a_rank_receives_its_shard_but_for_what_it_holds(
         for name, part in made.wanted.items():
             own = made.held[name].intersection(part) if name in made.held else None
             lacking += part.numel - (own.numel if own else 0)
-        assert made.received() == lacking
+        assert received(made) == lacking
     assert_every_element_comes_once(model, plans)
 
 
@@ -128,7 +128,7 @@ def assert_every_element_comes_once(model: list[Parameter], plans: Sequence[Resh
             expected = torch.zeros_like(count)
             expected[made.wanted[name].within(TensorSlice.whole(shapes[name]))] = 1
             assert torch.equal(count, expected), f"{name} on rank {made.rank}"
-    assert sum(made.sent() for made in plans) == sum(made.received() for made in plans)
+    assert sum(sent(made) for made in plans) == sum(received(made) for made in plans)
 
 
 def test_equal_layouts_move_nothing() -> None:
@@ -142,7 +142,7 @@ def test_the_bytes_of_a_rank_do_not_depend_on_the_replicas() -> None:
     found = []
     for d in (1, 2, 3, 4):
         made = colocated(TIED, layout(2, 2, d, 1, 1))
-        per_replica = [tuple(made[4 * replica + rank].received() for rank in range(4)) for replica in range(d)]
+        per_replica = [tuple(received(made[4 * replica + rank]) for rank in range(4)) for replica in range(d)]
         assert len(set(per_replica)) == 1
         found.append(per_replica[0])
     assert len(set(found)) == 1
@@ -157,7 +157,7 @@ def test_the_comparisons_receive_what_the_paper_says(sizes: ParallelSizes) -> No
     for mode, parts in modes.items():
         made = transition(mode, UNTIED, sizes).plans
         expected = Fraction(parts - 1, parts) * total
-        assert {received(each, weights.__contains__) for each in made} == {expected}
+        assert {received_of(each, weights.__contains__) for each in made} == {expected}
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ def test_a_replica_of_shards_trades_inside_itself() -> None:
 def test_what_many_hold_is_sent_by_all_of_them() -> None:
     """In a replica each rank sends what it receives, and equal sources send the same, also from node to node."""
     made = transition("HybridFlow-V", TIED, layout(1, 2, 2, 1, 1)).plans
-    assert [each.sent() for each in made] == [each.received() for each in made]
+    assert [sent(each) for each in made] == [received(each) for each in made]
     for per_node in (1, 16):
         pools = disjoint(TIED, ParallelSizes(data=4, replicas=4), ParallelSizes(data=4), per_node=per_node)
-        assert len({each.sent() for each in pools[:4]}) == 1
+        assert len({sent(each) for each in pools[:4]}) == 1
 
 
 def disjoint(
@@ -213,7 +213,7 @@ def test_generation_may_have_a_pool_of_its_own(generation: ParallelSizes, per_no
     assert_every_element_comes_once(ODD, plans)
     for rank in range(generation.world_size):
         wanted = generation_shards(ODD, generation, rank)
-        assert plans[8 + rank].received() == sum(part.numel for part in wanted.values())
+        assert received(plans[8 + rank]) == sum(part.numel for part in wanted.values())
     assert not any(move.is_own for made in plans for _, move in gets(made))
 
 
@@ -248,7 +248,7 @@ def test_the_ranks_of_a_node_share_what_enters_it() -> None:
     for made in plans_of(TIED, ParallelSizes(data=8), per_node=4):
         entered = sum(move.slice.numel for each in made.moves.values() for move in each.across)
         assert entered == 2 * total // 8  # in and out
-        assert made.received() == total * 7 // 8
+        assert received(made) == total * 7 // 8
 
 
 def counted_slices(monkeypatch: pytest.MonkeyPatch, sizes: ParallelSizes) -> tuple[int, int]:
@@ -263,7 +263,7 @@ def counted_slices(monkeypatch: pytest.MonkeyPatch, sizes: ParallelSizes) -> tup
         patch.setattr(TensorSlice, "__init__", counting)
         nodes = [rank // 8 for rank in range(sizes.world_size)]
         own = plan(UNTIED, Parties.replica(sizes, nodes, 3), 3)
-    return len(made), sum(1 for _ in own.exchanged())
+    return len(made), len(exchanged(own))
 
 
 def test_what_a_rank_plans_does_not_grow_with_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:

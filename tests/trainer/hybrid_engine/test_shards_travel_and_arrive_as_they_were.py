@@ -23,7 +23,7 @@ from rlhf_trainer.hybrid_engine.hybrid_engine import BUCKET_BYTES
 from rlhf_trainer.hybrid_engine.layout import Parameter, describe
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, ReshardPlan, plan
 from rlhf_trainer.tensor_slice import TensorSlice
-from tests.trainer.hybrid_engine.baselines import MODES, Mode, assembled, plans_of, transition
+from tests.trainer.hybrid_engine.baselines import MODES, Mode, assembled, plans_of, received, sent, transition
 from tests.trainer.hybrid_engine.families import config
 from tests.trainer.ranks import run_kept_ranks, run_ranks
 
@@ -77,7 +77,7 @@ def moved(model: list[Parameter], plans: Plans, dtype: torch.dtype, bucket_bytes
         assert same_bits(found, {name: tensor.to(dtype) for name, tensor in cut(full, own.wanted).items()})
         exchange.verify({name: bit_sum(tensor) for name, tensor in found.items()})
         assert same_bits(held, before)
-    return exchange.stats, own.sent(), own.received()
+    return exchange.stats, sent(own), received(own)
 
 
 CASES: dict[str, tuple[list[Parameter], ParallelSizes, int, int]] = {
@@ -114,8 +114,8 @@ def test_a_rank_gets_its_shard_in_the_bytes_of_the_plan(
     model: list[Parameter], sizes: ParallelSizes, shards: int, per_node: int, dtype: torch.dtype
 ) -> None:
     plans = transition("HybridFlow", model, sizes, shards=shards, per_node=per_node).plans
-    for traffic, sent, received in run_kept_ranks(sizes.world_size, moved, model, plans, dtype, 2730):
-        assert (traffic.sent, traffic.received) == (sent * dtype.itemsize, received * dtype.itemsize)
+    for traffic, gone, come in run_kept_ranks(sizes.world_size, moved, model, plans, dtype, 2730):
+        assert (traffic.sent, traffic.received) == (gone * dtype.itemsize, come * dtype.itemsize)
         assert traffic.collectives >= 2
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.hybrid_engine.buckets import Part, Step, loads, numel, steps
-from rlhf_trainer.hybrid_engine.delta import Changes, Waiting
+from rlhf_trainer.hybrid_engine.delta import Arrival, Changes
 from rlhf_trainer.hybrid_engine.reshard_plan import ReshardPlan
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.adapters import AdaptedShard
@@ -36,6 +36,8 @@ class ReshardStats:
 
 Shard = Tensor | AdaptedShard
 """This rank's shard of a training weight, without gradient."""
+Waiting = dist.Work | Arrival
+"""A running collective of a reshard."""
 Arrived = dict[tuple[str, TensorSlice], Tensor]
 """Parts of weights received from other ranks: (parameter, slice) -> view of a buffer."""
 

@@ -3,9 +3,9 @@
 A model is a list of `Parameter`s under the names and shapes of Hugging Face; the code is the same for all models.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from typing import Any, Literal
 
 import torch
@@ -110,7 +110,7 @@ def _shared(parameter: Parameter) -> Parameter:
 def _split(parameter: Parameter, styles: dict[str, str], config: Any) -> Parameter:
     """Add the tensor-parallel split that the model's plan has for the parameter's module."""
     module, _, kind = parameter.name.rpartition(".")
-    style = next((style for path, style in styles.items() if re.fullmatch(_pattern(path), module)), None)
+    style = next((style for path, style in styles.items() if fnmatch(module, path)), None)
     if style is None:
         return parameter
     if style not in TENSOR_DIMS:
@@ -120,10 +120,6 @@ def _split(parameter: Parameter, styles: dict[str, str], config: Any) -> Paramet
         dim = None
     is_key_or_value = module.endswith((".k_proj", ".v_proj"))
     return replace(parameter, tensor_dim=dim, heads=config.num_key_value_heads if is_key_or_value else None)
-
-
-def _pattern(path: str) -> str:
-    return re.escape(path).replace(r"\*", r"\d+")
 
 
 def training_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int) -> Shards:

@@ -6,7 +6,7 @@ same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -68,18 +68,6 @@ class ReshardPlan:
     """Moves by parameter: all parameters of the model, in its order, on every rank."""
     spans: Sequence[tuple[float, float]]
     """Begin and end of each parameter among all elements of its pipeline stage, as fractions from 0 to 1."""
-
-    def received(self) -> int:
-        """Count the elements of weights that the rank receives from other ranks."""
-        return sum(move.slice.numel for move in self.exchanged() if move.destination == self.rank)
-
-    def sent(self) -> int:
-        """Count the elements of weights that the rank sends to other ranks; an element for two ranks counts twice."""
-        return sum(move.slice.numel for move in self.exchanged() if move.source == self.rank)
-
-    def exchanged(self) -> Iterator[Move]:
-        """All moves that the rank sends or receives."""
-        return (move for moves in self.moves.values() for move in (*moves.across, *moves.within))
 
 
 @dataclass(frozen=True, kw_only=True)
