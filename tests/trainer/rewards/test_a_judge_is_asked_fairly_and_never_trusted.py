@@ -24,11 +24,10 @@ def sample(row: int, response: str, prompt: str = "q", **columns: Any) -> Sample
 
 
 def client(server: Server, prompt: str = RATE, **changes: Any) -> JudgeClient:
-    limits: dict[str, Any] = {"seconds": 5.0, "attempts": 3, "concurrency": 4, "token_variable": None}
-    limits |= {name: changes.pop(name) for name in list(changes) if name in limits}
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    judge = Judge.model_validate({"url": url, "model": "m", "prompt": prompt, **changes})
-    return JudgeClient(url=f"{url}/chat/completions", judge=judge, path="job: spec.models.reward.judge", **limits)
+    limits = {"timeoutSeconds": 5.0, "attempts": 3, "concurrency": 4}
+    url, path = f"http://127.0.0.1:{server.server_port}/v1", "job: spec.models.reward.judge"
+    judge = Judge.model_validate({"url": url, "model": "m", "prompt": prompt, **limits, **changes})
+    return JudgeClient(url=f"{url}/chat/completions", settings=judge, ranks=1, path=path)
 
 
 def says(server: Server, text: str | None) -> None:
@@ -178,7 +177,7 @@ def test_a_wait_that_is_no_number_of_seconds_is_not_waited(server: Server, heade
 def test_a_judge_that_stays_away_is_a_problem_of_the_environment(server: Server, behave: Any, told: str) -> None:
     server.behave = behave
     with pytest.raises(EnvironmentProblem) as raised:
-        scores(client(server, seconds=0.3), sample(7, "x"))
+        scores(client(server, timeoutSeconds=0.3), sample(7, "x"))
     start = (
         f"job: spec.models.reward.judge: http://127.0.0.1:{server.server_port}/v1/chat/completions {told} (3 attempts)"
     )
@@ -217,7 +216,7 @@ def test_too_many_unread_answers_end_the_run(server: Server, monkeypatch: pytest
     monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
     says(server, f"I cannot. {TOKEN}")
     with pytest.raises(UserCodeError) as raised:
-        scores(client(server, token_variable="JUDGE_TOKEN"), sample(0, "x"), sample(1, "y"))
+        scores(client(server, tokenVariable="JUDGE_TOKEN"), sample(0, "x"), sample(1, "y"))
     told = "gave no verdict, [[a number from 1 to 10]], on 2 of 2 questions; the sample is row 0 of step 2, "
     assert told in str(raised.value)
     assert TOKEN not in str(raised.value)

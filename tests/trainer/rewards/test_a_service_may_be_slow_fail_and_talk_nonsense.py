@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_api.spec.functions import RewardService
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.rewards import endpoint
 from rlhf_trainer.rewards.endpoint import ServiceClient
@@ -24,9 +25,10 @@ def sample(row: int, response: str = "hello") -> Sample:
 
 
 def client(server: Server, **changes: Any) -> ServiceClient:
-    settings = {"seconds": 5.0, "attempts": 3, "concurrency": 4, "token_variable": None, **changes}
     url = f"http://127.0.0.1:{server.server_port}/score"
-    return ServiceClient(url=url, path="job: spec.models.reward", **settings)
+    limits = {"timeoutSeconds": 5.0, "attempts": 3, "concurrency": 4}
+    settings = RewardService.model_validate({"url": url, **limits, **changes})
+    return ServiceClient(url=url, settings=settings, ranks=1, path="job: spec.models.reward")
 
 
 def test_scores_come_back_in_the_order_of_the_samples(server: Server) -> None:
@@ -82,7 +84,7 @@ def test_a_service_that_recovers_is_forgiven(server: Server) -> None:
 )
 def test_a_service_that_stays_away_is_the_environments(server: Server, behave: Any, told: str, requests: int) -> None:
     server.behave = behave
-    asked = client(server, seconds=0.3)
+    asked = client(server, timeoutSeconds=0.3)
     with pytest.raises(EnvironmentProblem) as raised:
         asked.scores([sample(7)])
     place = 'the sample is row 7 of step 2, prompt "q", response "hello"'
@@ -135,14 +137,14 @@ def test_one_failure_ends_the_other_requests(server: Server) -> None:
     server.behave = one_is_bad
     given = [sample(0), sample(1, "bad"), *(sample(row) for row in range(2, 40))]
     with pytest.raises(UserCodeError, match="the sample is row 1 of step 2"):
-        client(server, concurrency=2, seconds=float(PATIENCE_SECONDS)).scores(given)
+        client(server, concurrency=2, timeoutSeconds=float(PATIENCE_SECONDS)).scores(given)
     is_over.set()
     assert len(server.seen) <= 2
 
 
 def test_the_token_is_sent_and_never_shown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCORER_TOKEN", TOKEN)
-    asked = client(server, token_variable="SCORER_TOKEN")
+    asked = client(server, tokenVariable="SCORER_TOKEN")
     asked.ready()
     asked.scores([sample(0)])
     assert server.tokens == [f"Bearer {TOKEN}"]
@@ -154,7 +156,7 @@ def test_the_token_is_sent_and_never_shown(server: Server, monkeypatch: pytest.M
 
 def test_a_missing_token_is_told_before_the_first_request(server: Server) -> None:
     with pytest.raises(EnvironmentProblem) as raised:
-        client(server, token_variable="NO_SUCH_TOKEN").ready()
+        client(server, tokenVariable="NO_SUCH_TOKEN").ready()
     sentence = "job: spec.models.reward.tokenVariable: the environment variable NO_SUCH_TOKEN is not set"
     assert str(raised.value) == sentence
     assert server.seen == []
@@ -162,7 +164,7 @@ def test_a_missing_token_is_told_before_the_first_request(server: Server) -> Non
 
 def test_a_token_from_a_file_loses_its_last_newline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCORER_TOKEN", f"{TOKEN}\n")
-    client(server, token_variable="SCORER_TOKEN").scores([sample(0)])
+    client(server, tokenVariable="SCORER_TOKEN").scores([sample(0)])
     assert server.tokens == [f"Bearer {TOKEN}"]
 
 
@@ -172,7 +174,7 @@ def test_an_unsendable_token_is_told_before_the_request(
 ) -> None:
     monkeypatch.setenv("SCORER_TOKEN", token)
     with pytest.raises(EnvironmentProblem) as raised:
-        client(server, token_variable="SCORER_TOKEN").ready()
+        client(server, tokenVariable="SCORER_TOKEN").ready()
     told = "the environment variable SCORER_TOKEN holds characters that a token cannot have"
     assert str(raised.value) == f"job: spec.models.reward.tokenVariable: {told}"
     assert server.seen == []

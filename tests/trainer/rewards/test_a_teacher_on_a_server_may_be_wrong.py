@@ -13,6 +13,7 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
+from rlhf_api.spec.judges import TeacherEndpoint
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.run.deep_check import JobCheck
 from rlhf_trainer.training.head import likeliest_tokens
@@ -41,9 +42,10 @@ def teacher(folder: str, server: Server) -> Teacher:
 
 def client(server: Server, count: int = 0) -> TeacherClient:
     url = f"http://127.0.0.1:{server.server_port}/v1/completions"
-    limits: dict[str, Any] = {"seconds": 20.0, "attempts": 2, "concurrency": 2, "token_variable": None}
+    limits = {"timeoutSeconds": 20.0, "attempts": 2, "concurrency": 2}
+    settings = TeacherEndpoint.model_validate({"name": "it", "url": url, "model": "m", **limits})
     path = "job: spec.models.teacherEndpoints.0"
-    return TeacherClient(url=url, path=path, model="m", count=count, vocabulary=512, **limits)
+    return TeacherClient(url=url, settings=settings, ranks=1, path=path, count=count, vocabulary=512)
 
 
 @pytest.mark.usefixtures("teacher")

@@ -17,7 +17,7 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoTokenizer
 
-from rlhf_api.spec.judges import Judge
+from rlhf_api.spec.judges import Judge, TeacherEndpoint
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
@@ -68,8 +68,8 @@ def answers(address: str) -> bool:
 def judge(url: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> JudgeClient:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     asked = Judge.model_validate({"url": url, "model": "judge", **options})
-    limits: dict[str, Any] = {"seconds": 120.0, "attempts": 3, "concurrency": 4, "token_variable": None}
-    return JudgeClient(url=f"{url}/chat/completions", judge=asked, path="job: spec.models.reward.judge", **limits)
+    path = "job: spec.models.reward.judge"
+    return JudgeClient(url=f"{url}/chat/completions", settings=asked, ranks=1, path=path)
 
 
 def samples(*responses: str) -> list[Sample]:
@@ -122,8 +122,8 @@ def test_a_teacher_gives_the_log_probs_of_its_model(url: str, tmp_path: Path, mo
     texts = [
         TeacherText(words(text).input_ids, start) for text, start in (("First, wipe the lamp.", 3), ("How? No.", 1))
     ]
-    limits: dict[str, Any] = {"seconds": 120.0, "attempts": 3, "concurrency": 4, "token_variable": None}
-    options: dict[str, Any] = {"url": f"{url}/completions", "path": "job: it", "model": "judge", **limits}
+    settings = TeacherEndpoint.model_validate({"name": "it", "url": url, "model": "judge"})
+    options: dict[str, Any] = {"url": f"{url}/completions", "settings": settings, "ranks": 1, "path": "job: it"}
     sampled = TeacherClient(**options, count=0, vocabulary=len(words))
     likeliest = TeacherClient(**options, count=8, vocabulary=len(words))
     for client in (sampled, likeliest):

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import httpx
 
+from rlhf_api.spec.functions import RewardService
+from rlhf_api.spec.judges import Judge, TeacherEndpoint
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.http_client import Answer, NoAnswerError, gather, named, post
 from rlhf_trainer.rewards.sample import EXPECTED, Sample, Score, is_score
@@ -21,23 +23,21 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 RETRYABLE = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 """HTTP statuses besides 5xx after which a request is retried."""
 T = TypeVar("T")
+Settings = TypeVar("Settings", RewardService, Judge, TeacherEndpoint)
 
 
 @dataclass(kw_only=True)
-class Endpoint:
+class Endpoint(Generic[Settings]):
     """Address of an HTTP service, and limits of the requests to it."""
 
     longest: ClassVar[int] = 65536
     """Most bytes of an answer's body; the rest of a longer body is not read."""
 
     url: str
-    seconds: float
-    """Time limit of one attempt of a request in seconds, from the connection to the last byte."""
-    attempts: int
-    concurrency: int
-    """Most requests that this process has under way at a time."""
-    token_variable: str | None
-    """Name of the environment variable with the bearer token, which is never shown; None: no token is sent."""
+    settings: Settings
+    """The service in the manifest. The token in its `token_variable` is never shown."""
+    ranks: int
+    """Number of ranks that share the service's concurrency, each with at least one request at a time."""
     path: str
     """The service's field in the manifest, for error messages."""
 
@@ -57,10 +57,10 @@ class Endpoint:
         return UserCodeError(f"{self.path}: {self.url} {what}; the sample is {about}")
 
     def _headers(self) -> dict[str, str]:
-        if self.token_variable is None:
+        if (name := self.settings.token_variable) is None:
             return {}
-        variable = f"{self.path}.tokenVariable: the environment variable {self.token_variable}"
-        token = os.environ.get(self.token_variable, "").rstrip("\r\n")  # files end with a line break
+        variable = f"{self.path}.tokenVariable: the environment variable {name}"
+        token = os.environ.get(name, "").rstrip("\r\n")  # files end with a line break
         if not token:
             raise EnvironmentProblem(f"{variable} is not set")
         if not (token.isascii() and token.isprintable()) or " " in token:
@@ -68,30 +68,33 @@ class Endpoint:
         return {"Authorization": f"Bearer {token}"}
 
     async def _answers(self, requests: Sequence[tuple[Any, object]], read: Callable[[Answer, object], T]) -> list[T]:
-        async def ask(request: Any, about: object) -> T:
-            return read(await self._answer(client, request, about), about)
-
-        limits = httpx.Limits(max_connections=self.concurrency)
+        concurrency = max(1, self.settings.concurrency // self.ranks)
+        limits = httpx.Limits(max_connections=concurrency)
         async with httpx.AsyncClient(timeout=None, limits=limits, headers=self._headers()) as client:
-            return await gather([partial(ask, *each) for each in requests], concurrency=self.concurrency)
+
+            async def ask(request: Any, about: object) -> T:
+                return read(await self._answer(client, request, about), about)
+
+            return await gather([partial(ask, *each) for each in requests], concurrency=concurrency)
 
     async def _answer(self, client: httpx.AsyncClient, request: Any, about: object) -> Answer:
         """Send a request at most `attempts` times, with growing pauses."""
-        for attempt in range(1, self.attempts + 1):
+        seconds, attempts = self.settings.timeout_seconds, self.settings.attempts
+        for attempt in range(1, attempts + 1):
             try:
-                answer = await post(client, self.url, request, seconds=self.seconds, longest=self.longest)
+                answer = await post(client, self.url, request, seconds=seconds, longest=self.longest)
             except NoAnswerError as error:
                 what, wait = str(error), 0.0
             else:
                 if answer.code < HTTPStatus.INTERNAL_SERVER_ERROR and answer.code not in RETRYABLE:
                     return answer
                 what, wait = f"answered {named(answer.code)}", retry_after(answer.retry_after)
-            if attempt < self.attempts:
+            if attempt < attempts:
                 await asyncio.sleep(max(pause(attempt), wait))
-        raise EnvironmentProblem(f"{self.path}: {self.url} {what} ({self.attempts} attempts); the sample is {about}")
+        raise EnvironmentProblem(f"{self.path}: {self.url} {what} ({attempts} attempts); the sample is {about}")
 
 
-class ServiceClient(Endpoint):
+class ServiceClient(Endpoint[RewardService]):
     """Client of a service that scores responses: POST {"prompt", "response", "finished"} and perhaps "columns"."""
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:

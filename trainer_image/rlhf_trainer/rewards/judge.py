@@ -24,12 +24,11 @@ REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStat
 
 
 @dataclass(kw_only=True)
-class JudgeClient(Endpoint):
+class JudgeClient(Endpoint[Judge]):
     """Client of the judge that remembers verdicts: this process repeats no question that has got a verdict."""
 
     longest: ClassVar[int] = 2**20
 
-    judge: Judge
     verdicts: dict[bytes, float] = field(default_factory=dict, repr=False)
     """Verdicts so far: hash of a question -> score from 0 to 1, or share that the first of two responses wins."""
     questions: int = 0
@@ -42,7 +41,7 @@ class JudgeClient(Endpoint):
         among: further samples to compare with. EnvironmentProblem if the server does not answer; UserCodeError if it
         refuses, or if the share of answers without a verdict exceeds the judge's limit.
         """
-        if not self.judge.compares:
+        if not self.settings.compares:
             found = self._verdicts([(self._question(sample, response=sample.response), sample) for sample in samples])
             return [Score(verdict) for verdict in found]
         pairs = [(sample, other) for sample in samples for other in self._others(sample, [*samples, *among])]
@@ -67,15 +66,15 @@ class JudgeClient(Endpoint):
 
     def _others(self, sample: Sample, everyone: Sequence[Sample]) -> Iterator[str]:
         """Yield the responses to compare with a sample's: the reference, or the other responses to its prompt."""
-        if key := self.judge.reference_key:
+        if key := self.settings.reference_key:
             yield _text(sample.columns[key])
             return
         rows = {each.row: each for each in everyone if each.prompt == sample.prompt and each.row != sample.row}
         yield from (rows[row].response for row in sorted(rows))
 
     def _question(self, sample: Sample, **responses: str) -> str:
-        texts = {name: _text(sample.columns[name]) for name in self.judge.columns}
-        return self.judge.fill_prompt(**texts, prompt=sample.prompt, **responses)
+        texts = {name: _text(sample.columns[name]) for name in self.settings.columns}
+        return self.settings.fill_prompt(**texts, prompt=sample.prompt, **responses)
 
     def _verdicts(self, questions: Sequence[tuple[str, Sample]]) -> list[float | None]:
         keys = [hashlib.blake2b(each.encode(errors="replace"), digest_size=16).digest() for each, _ in questions]
@@ -84,9 +83,9 @@ class JudgeClient(Endpoint):
         found = self.answers([(self._request(question), sample) for question, sample in new.values()], self._verdict)
         self.verdicts.update((key, verdict) for key, verdict in zip(new, found, strict=True) if verdict is not None)
         self.questions, self.unread = len(found), found.count(None)
-        if self.unread > self.judge.max_unread_share * len(distinct):
-            span = f"[[a number from {self.judge.minimum:g} to {self.judge.maximum:g}]]"
-            expected = "[[A]], [[B]] or [[C]]" if self.judge.compares else span
+        if self.unread > self.settings.max_unread_share * len(distinct):
+            span = f"[[a number from {self.settings.minimum:g} to {self.settings.maximum:g}]]"
+            expected = "[[A]], [[B]] or [[C]]" if self.settings.compares else span
             about = next(sample for (_, sample), verdict in zip(new.values(), found, strict=True) if verdict is None)
             sentence = f"gave no verdict, {expected}, on {self.unread} of {len(distinct)} questions"
             raise self.refused(sentence, about)
@@ -94,7 +93,7 @@ class JudgeClient(Endpoint):
 
     def _request(self, question: str) -> dict[str, Any]:
         messages = [{"role": "user", "content": question}]
-        return {"model": self.judge.model, "messages": messages, **self.judge.arguments}
+        return {"model": self.settings.model, "messages": messages, **self.settings.arguments}
 
     def _verdict(self, answer: Answer, about: object) -> float | None:
         """Return the verdict in the judge's answer, or None; UserCodeError for a status that any question gets."""
@@ -109,9 +108,9 @@ class JudgeClient(Endpoint):
         if not isinstance(content, str):
             return None
         verdict = (VERDICT.findall(content) or [content.strip()])[-1]
-        if self.judge.compares:
+        if self.settings.compares:
             return {"A": 1.0, "B": 0.0, "C": 0.5}.get(verdict)  # a tie is half a win
-        low, high = self.judge.minimum, self.judge.maximum
+        low, high = self.settings.minimum, self.settings.maximum
         number = float(verdict) if NUMBER.fullmatch(verdict) else None
         return None if number is None or not low <= number <= high else (number - low) / (high - low)
 

@@ -18,7 +18,7 @@ from rlhf_api.job import Job
 from rlhf_api.spec.algorithms import RewardShaping
 from rlhf_api.spec.functions import Function, RewardService
 from rlhf_api.spec.job_spec import Model, RewardSum, RewardTerm
-from rlhf_api.spec.judges import Judge, RewardJudge, TeacherEndpoint
+from rlhf_api.spec.judges import RewardJudge
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.spec.verifiers import Code, RewardVerifier
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
@@ -160,7 +160,7 @@ class ScoringWorker:
             return code.scores(samples) if self._scores_here else None
         everyone: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
         # The responses to a prompt, which are compared with each other, may be cut over ranks.
-        if code.judge.compares and code.judge.reference_key is None:
+        if code.settings.compares and code.settings.reference_key is None:
             dist.all_gather_object(everyone, samples if self._scores_here else [])
         if not self._scores_here:
             return None
@@ -257,11 +257,10 @@ def code_of(
     sandboxes: those for the verifier Code; None: it judges in guarded processes.
     """
     if isinstance(reward, RewardJudge):
-        judge, path = reward.judge, f"{path}.judge"
-        url = judge.url.rstrip("/") + COMPLETIONS
-        return JudgeClient(url=url, judge=judge, **limits_of(judge, ranks=ranks, path=path))
+        judge, url = reward.judge, reward.judge.url.rstrip("/") + COMPLETIONS
+        return JudgeClient(url=url, settings=judge, ranks=ranks, path=f"{path}.judge")
     if isinstance(reward, RewardService):
-        return ServiceClient(url=reward.url, **limits_of(reward, ranks=ranks, path=path))
+        return ServiceClient(url=reward.url, settings=reward, ranks=ranks, path=path)
     seconds = reward.timeout_seconds
     if isinstance(reward, RewardVerifier):
         given, program = [reward.verifier.model_dump(mode="json"), seconds, ranks], VERIFIERS
@@ -270,17 +269,6 @@ def code_of(
         options, name = {OPTIONS: given}, f"the verifier {reward.verifier.name}"
         return UserFunction(program, arguments=options, seconds=seconds, deadline=deadline, path=path, called=name)
     return UserFunction(reward.entrypoint, arguments=reward.arguments, seconds=seconds, deadline=deadline, path=path)
-
-
-def limits_of(endpoint: RewardService | Judge | TeacherEndpoint, *, ranks: int, path: str) -> dict[str, Any]:
-    """Return the limits of an HTTP service as arguments of `Endpoint`; ranks: that share its concurrency."""
-    return {
-        "seconds": endpoint.timeout_seconds,
-        "attempts": endpoint.attempts,
-        "concurrency": max(1, endpoint.concurrency // ranks),
-        "token_variable": endpoint.token_variable,
-        "path": path,
-    }
 
 
 SCORED = ("scored_scores", "scored_valid")

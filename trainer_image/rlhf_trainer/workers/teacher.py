@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlhf_api.job import Job
 from rlhf_api.spec.algorithms import Distilling
+from rlhf_api.spec.judges import TeacherEndpoint
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError, UserCodeError
 from rlhf_trainer.http_client import Answer, named
@@ -26,7 +27,7 @@ from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_of
 from rlhf_trainer.workers.samples import COLUMNS, from_bytes, real_rows
-from rlhf_trainer.workers.scoring import SCORED_ONCE, limits_of
+from rlhf_trainer.workers.scoring import SCORED_ONCE
 
 TEACHER_TOKENS = "teacher_tokens"
 TRIED_TOKENS = 64
@@ -50,12 +51,11 @@ class TeacherText:
 
 
 @dataclass(kw_only=True)
-class TeacherClient(Endpoint):
+class TeacherClient(Endpoint[TeacherEndpoint]):
     """Client of one teacher."""
 
     longest: ClassVar[int] = 2**28
 
-    model: str
     count: int
     """Number of likeliest tokens to ask for; 0: only the tokens of the texts."""
     vocabulary: int
@@ -81,7 +81,7 @@ class TeacherClient(Endpoint):
                 raise UserCodeError(f"{self.path}: {self.url} {problem}")
 
     def _places(self, texts: Sequence[TeacherText]) -> list[Places]:
-        options = {"model": self.model, "max_tokens": 1, "temperature": 0, "prompt_logprobs": self.count}
+        options = {"model": self.settings.model, "max_tokens": 1, "temperature": 0, "prompt_logprobs": self.count}
         return self.answers([({**options, "prompt": text.tokens}, text) for text in texts], self._places_in)
 
     def _places_in(self, answer: Answer, about: object) -> Places:
@@ -121,9 +121,9 @@ def teacher_clients(job: Job, *, ranks: int, count: int, vocabulary: int) -> dic
     """Return the clients of a job's teachers on servers, by name; `ranks`: ranks that share a server's concurrency."""
     found = dict[str, TeacherClient]()
     for place, each in enumerate(job.spec.models.teacher_endpoints):
-        limits = limits_of(each, ranks=ranks, path=f"{job.name}: spec.models.teacherEndpoints.{place}")
-        url = each.url.rstrip("/") + "/completions"
-        found[each.name] = TeacherClient(url=url, model=each.model, count=count, vocabulary=vocabulary, **limits)
+        url, path = each.url.rstrip("/") + "/completions", f"{job.name}: spec.models.teacherEndpoints.{place}"
+        sizes = {"count": count, "vocabulary": vocabulary}
+        found[each.name] = TeacherClient(url=url, settings=each, ranks=ranks, path=path, **sizes)
     return found
 
 
