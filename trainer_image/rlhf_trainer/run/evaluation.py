@@ -62,7 +62,6 @@ class ResponseEvaluator(Evaluator):
         assert job.spec.evaluation, "the job has an evaluation"
         asked = job.spec.evaluation
         self._runtime, self._rows, self._sets = runtime, data.evaluation_rows, data.evaluation_sets
-        self._has_columns = bool(job.spec.columns(asked.data))
         self._costs = runtime.models.get("cost")
         self._options = {} if not asked.greedy else {"do_sample": False}
         self._samples = asked.samples_per_prompt
@@ -143,8 +142,6 @@ class ResponseEvaluator(Evaluator):
         """Generate and score the current actor's responses to every held-out prompt; draw: the batch's step number."""
         models = self._runtime.models
         batch = models["data"].load_evaluation(self._runtime.blank(draw, self._rows))
-        if self._has_columns:
-            batch = models["data"].load_evaluation_columns(batch)
         batch = models["actor"].generate_sequences(batch, **self._options)
         if "reward" in models:
             batch = batch.with_prefixed(scored=models["reward"].compute_reward(batch))  # where no score is no padding

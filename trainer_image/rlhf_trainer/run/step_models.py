@@ -171,9 +171,6 @@ def connected(
     pool: processes that generate outside of the actor's pool; scorers: calls on finished responses (`streams`).
     """
     models = dict(handles)
-    if job.spec.columns(job.spec.data.train):
-        data = handles["data"]
-        models["data"] = with_calls(data, load_batch=lambda blank: data.load_columns(data.load_batch(blank)))
     if job.reference_is_actor:
         actor, calls = handles["actor"], (call for model, call in job.spec.algorithm.calls if model == "reference")
         without_adapter = {call: getattr(actor, call.replace("compute_", "compute_ref_", 1)) for call in calls}

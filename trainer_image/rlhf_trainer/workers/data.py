@@ -20,7 +20,7 @@ from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.expectations import find_faults
-from rlhf_trainer.workers.samples import RAW_PROMPTS, as_bytes, from_bytes
+from rlhf_trainer.workers.samples import COLUMNS, RAW_PROMPTS, as_bytes, from_bytes
 
 PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")
 """Fields of the actor's pretraining texts (PPO-ptx), a text for each row: int64 and two masks [B, T]."""
@@ -80,14 +80,19 @@ class DataWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Declare that `load_batch` adds `batch_fields`, and `load_evaluation` the fields of the job's loader."""
+        """Declare that `load_batch` adds `batch_fields`, and `load_evaluation` the fields of the job's loader.
+
+        Both add `columns`, further columns of prompts (`Loader.columns`), if the data names some.
+        """
         spec = setting.job.spec
         has_agent, has_pretrain = spec.rollout.agent is not None, spec.data.pretrain is not None
         adds = {
             "load_batch": batch_fields(type(spec.algorithm), has_pretrain=has_pretrain, has_agent=has_agent),
             "load_evaluation": (*LOADERS[spec.algorithm.data].fields, *(RAW_PROMPTS,) * has_agent),
         }
-        return {**marks, **{name: replace(marks[name], adds=fields) for name, fields in adds.items()}}
+        read = {"load_batch": spec.data.train, "load_evaluation": spec.evaluation and spec.evaluation.data}
+        columns = {name: COLUMNS if source and spec.columns(source) else () for name, source in read.items()}
+        return {**marks, **{name: replace(marks[name], adds=(*adds[name], *columns[name])) for name in adds}}
 
     def _loaded(self, kind: type[Loader], source: AnyData, path: str, **options: Any) -> Loader:
         """Read and tokenise a data source; an error names the job."""
@@ -122,9 +127,10 @@ class DataWorker:
 
     @register(DP_PROTO, adds=PromptLoader.fields, phase="data")
     def load_batch(self, batch: Batch) -> Fields:
-        """Return this rank's training rows of a step, with the fields that `batch_fields` names."""
-        rows = self._training_rows(batch)
-        fields = {name: rows[name] for name in LOADERS[self._job.spec.algorithm.data].fields}
+        """Return this rank's training rows of a step, each prompt repeated for its samples."""
+        size, times = self._job.rows_per_step, self._job.spec.rollout.samples_per_prompt
+        rows = _repeated(batch, times, lambda rows: self.train.batch(batch.step, batch_size=size, rows=rows))
+        fields = self._fields_of(self.train, self._job.spec.data.train, rows)
         if self._pretrain:
             chosen = slice(batch.start, batch.start + batch.size)
             texts = self._pretrain.batch(batch.step, batch_size=self._job.sequences_per_step, rows=chosen)
@@ -135,22 +141,20 @@ class DataWorker:
 
     @register(DP_PROTO, adds=PromptLoader.fields, phase="data")
     def load_evaluation(self, batch: Batch) -> Fields:
-        """Return this rank's held-out rows, with the fields of the job's loader."""
-        rows = self._held_out_rows(batch)
-        fields = {name: rows[name] for name in LOADERS[self._job.spec.algorithm.data].fields}
+        """Return this rank's held-out rows in the file's order, each repeated for its samples; padding has valid 0."""
+        assert self._job.spec.evaluation
+        rows = _repeated(batch, self._samples_held_out, self.held_out.ordered)
+        fields = self._fields_of(self.held_out, self._job.spec.evaluation.data, rows)
         if self._job.spec.rollout.agent:
             fields[RAW_PROMPTS] = self._raw_prompts(self.held_out, rows["example"])
         return fields
 
-    @register(DP_PROTO, adds=("columns",), phase="data")
-    def load_columns(self, batch: Batch) -> Fields:
-        """Return further columns of prompts for training (`Loader.columns`) as the field `columns`, uint8 [B, C]."""
-        return {"columns": self._columns(self.train, self._training_rows(batch)["example"])}
-
-    @register(DP_PROTO, adds=("columns",), phase="data")
-    def load_evaluation_columns(self, batch: Batch) -> Fields:
-        """Return further columns of held-out prompts (`Loader.columns`) as the field `columns`, uint8 [B, C]."""
-        return {"columns": self._columns(self.held_out, self._held_out_rows(batch)["example"])}
+    def _fields_of(self, loader: Loader, source: AnyData, rows: Fields) -> dict[str, Tensor]:
+        """Return the loader's fields of rows and, if the data names columns, `columns` uint8 [B, C]."""
+        fields = {name: rows[name] for name in LOADERS[self._job.spec.algorithm.data].fields}
+        if self._job.spec.columns(source):
+            fields["columns"] = self._columns(loader, rows["example"])
+        return fields
 
     def sample(self, loader: Loader, row: int, response: str) -> Sample:
         """Return a row (from 0) of a data set with a made-up response, as reward functions get it."""
@@ -170,15 +174,6 @@ class DataWorker:
         """Loader of the held-out rows; the job must have an evaluation."""
         assert self._held_out is not None
         return self._held_out
-
-    def _training_rows(self, batch: Batch) -> Fields:
-        """Return this rank's rows of a step, each prompt repeated for its samples."""
-        size, times = self._job.rows_per_step, self._job.spec.rollout.samples_per_prompt
-        return _repeated(batch, times, lambda rows: self.train.batch(batch.step, batch_size=size, rows=rows))
-
-    def _held_out_rows(self, batch: Batch) -> Fields:
-        """Return this rank's held-out rows in the file's order, each repeated for its samples; padding has valid 0."""
-        return _repeated(batch, self._samples_held_out, self.held_out.ordered)
 
     def _columns(self, loader: Loader, examples: Tensor) -> Tensor:
         return self._json(loader.columns, examples, f"{loader.path}.columns: ")
