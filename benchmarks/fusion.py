@@ -121,7 +121,8 @@ def an_update(name: str, trainer: Trainer, norms: list[float]) -> Updates[None]:
         found: torch.Tensor = (output if name == "critic" else output.log_probs).square().mean() / MICRO_BATCHES
         return found
 
-    norms.append((yield from trainer.updating(fields, texts_of, loss, step=1)))
+    norm, _ = yield from trainer.updating(fields, texts_of, loss, step=1)
+    norms.append(norm)
 
 
 def main() -> None:

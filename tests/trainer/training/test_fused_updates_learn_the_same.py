@@ -53,7 +53,8 @@ def updates_of(trainer: Trainer, norms: list[float], *, scores: bool) -> Updates
         tokens, mask = torch.randint(3, 500, (ROWS, TOKENS), generator=generator), torch.ones(ROWS, TOKENS)
         fields = {"tokens": tokens, "attention_mask": mask, "response_mask": mask}
         texts_of = whole_texts if scores else lambda micro: [text_of(micro)]
-        norms.append((yield from trainer.updating(fields, texts_of, loss, step=step + 1)))
+        norm, _ = yield from trainer.updating(fields, texts_of, loss, step=step + 1)
+        norms.append(norm)
 
 
 Learnt = tuple[list[float], dict[str, tuple[float, float]], list[dict[str, Tensor]]]

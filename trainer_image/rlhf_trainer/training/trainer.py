@@ -1,7 +1,7 @@
 """Forward passes and optimizer steps of one sharded model on this rank."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
@@ -38,8 +38,6 @@ from rlhf_trainer.training.saving import TrainerState
 from rlhf_trainer.training.sharding import ShardedModel, trained_parameters
 from rlhf_trainer.types import Fields
 
-LossAndOutput = Callable[[Any, Fields], tuple[Tensor, Tensor]]
-"""`OutputFunction` that returns both the loss and a tensor [b, t] without gradient."""
 PASSES = {"scoring": 1.0, "update": 3.0}
 """FLOPs of a phase, in multiples of a forward pass; a backward pass counts as two, recomputed layers do not count."""
 BESIDE_FROZEN = 2.0
@@ -75,7 +73,7 @@ class ModelRunner:
         use_kernels(model.module, options.get("kernels", "Auto"), device=device_here())
         self._run: Passes = partial(run_whole, model.module)
         if model.mesh.layout.pipeline > 1:
-            self._run = partial(run_stage, model.module, model.mesh, model.compute_dtype)
+            self._run = partial(run_stage, model)
         self._token_budget = options["token_budget"] * self.mesh.layout.context
         self._share_prompts = options.get("share_prompts", True)
         self.costs = RowCosts(inner(model.module))
@@ -208,32 +206,30 @@ class Trainer(ModelRunner):
         change the gradient. If the loss or a gradient is not finite, weights and optimizer do not change on any rank;
         NumericsError when that happens more than `max_skipped_updates` times in a row.
         """
-        return run_alone(self.updating(fields, texts_of, loss, step=step))
+        return run_alone(self.updating(fields, texts_of, loss, step=step))[0]
 
-    def updating(self, fields: Fields, texts_of: TextsFunction, loss: OutputFunction, *, step: int) -> Updates[float]:
-        """Do as `update`, but yield the passes of the optimizer step, which may run with those of another model."""
-        with self.offloader.in_use(moments=True):
-            computed = self.assign_rows(fields, texts_of).rows(fields)
-            return (yield from self._updating(self.split(computed, texts_of, phase="update"), loss, step=step))
+    def updating(
+        self,
+        fields: Fields,
+        texts_of: TextsFunction,
+        loss: OutputFunction,
+        *,
+        step: int,
+        outputs: Sequence[Tensor] | None = None,
+    ) -> Updates[tuple[float, Tensor | None]]:
+        """Do as `update`, but yield the passes of the optimizer step, which may run with those of another model.
 
-    def update_and_infer(
-        self, fields: Fields, texts_of: TextsFunction, loss: LossAndOutput, *, step: int
-    ) -> tuple[float, Tensor]:
-        """Take one optimizer step; also return, for all rows, the tensors that `loss` computed before the step."""
-        outputs: list[Tensor] = []
-
-        def loss_alone(output: Any, micro: Fields) -> Tensor:
-            share, found = loss(output, micro)
-            outputs.append(found)
-            return share
-
+        outputs: list to which `loss` appends a tensor [b, t] without gradient for each micro-batch. Then these tensors
+        are returned, too, as one float32 [B, T] for all rows.
+        """
         assignment = self.assign_rows(fields, texts_of)
         computed = assignment.rows(fields)
         with self.offloader.in_use(moments=True):
             micros = self.split(computed, texts_of, phase="update")
-            norm = run_alone(self._updating(micros, loss_alone, step=step))
-            result = _of_rows(computed, micros, outputs)
-        return norm, self._back(result, assignment, fields)
+            norm = yield from self._updating(micros, loss, step=step)
+        if outputs is None:
+            return norm, None
+        return norm, self._back(_of_rows(computed, micros, outputs), assignment, fields)
 
     def _updating(self, micros: Sequence[MicroBatch], loss: OutputFunction, *, step: int) -> Updates[float]:
         ranks = self.mesh.layout.data * self.mesh.layout.context

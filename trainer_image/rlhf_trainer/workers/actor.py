@@ -151,7 +151,7 @@ class ActorWorker(GeneratingActor):
 
         term = self._with_pretraining(loss, fields) if self._pretrain else loss
         with self.routing_measured() if is_first and not self.has_scored else nullcontext():
-            norm = yield from self.trainer.updating(fields, self._texts_of, term, step=step)
+            norm, _ = yield from self.trainer.updating(fields, self._texts_of, term, step=step)
         recorder.maximum("grad_norm/policy", norm)
         if differences and self.has_scored:
             deviation = float(torch.stack(differences).max())  # only rounding should cause it
@@ -196,7 +196,8 @@ class ActorWorker(GeneratingActor):
         normalizer: sum of `_weight` over the mini-batch's rows on all ranks.
         """
         algorithm = self._algorithm
-        mask, aggregation = micro["response_mask"], algorithm.aggregation
+        mask = micro["response_mask"]
+        divided: dict[str, Any] = {"aggregation": algorithm.aggregation, "normalizer": normalizer}
         old = micro["old_log_probs"] if "old_log_probs" in micro else found.log_probs.detach()
         weights = micro.get(WEIGHTS)
         if weights is None and self._correction:
@@ -209,25 +210,19 @@ class ActorWorker(GeneratingActor):
             clip_ranges=algorithm.clip_ranges,
             ratio=algorithm.resolved_ratio,
             weights=weights,
-            aggregation=aggregation,
-            normalizer=normalizer,
+            **divided,
             objective=self._own_objective(micro) if algorithm.objective else None,
         )
         total = policy.loss
         if algorithm.entropy_coefficient:
-            bonus = aggregate(found.entropy, mask, aggregation=aggregation, normalizer=normalizer)
+            bonus = aggregate(found.entropy, mask, **divided)
             total = total - algorithm.entropy_coefficient * bonus
         if algorithm.kl.apply_to == "Loss" and algorithm.kl.coefficient:
-            total = total + algorithm.kl.coefficient * kl_loss(
-                found.log_probs,
-                micro["ref_log_probs"],
-                mask,
-                estimator=algorithm.kl.resolved_estimator,
-                aggregation=aggregation,
-                normalizer=normalizer,
-            )
+            estimator = algorithm.kl.resolved_estimator
+            kl = kl_loss(found.log_probs, micro["ref_log_probs"], mask, estimator=estimator, **divided)
+            total = total + algorithm.kl.coefficient * kl
         if found.divergence is not None and isinstance(algorithm, Distilling):
-            distance = aggregate(found.divergence, mask, aggregation=aggregation, normalizer=normalizer)
+            distance = aggregate(found.divergence, mask, **divided)
             total = total + algorithm.divergence_coefficient * distance
             recorder.mean("kl/teacher", masked_sum(found.divergence.detach(), mask), mask.sum())
         tokens = mask.sum()

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from rlhf_api.names import Role
 from rlhf_api.spec.algorithms import ActorCritic
-from rlhf_trainer.ops.advantages import gae
+from rlhf_trainer.ops.advantages import gae, shift_values
 from rlhf_trainer.ops.losses import value_loss
 from rlhf_trainer.ops.masks import masked_sum
-from rlhf_trainer.ops.values import shift_values
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import mini_batches
@@ -86,25 +85,22 @@ class CriticWorker(TrainedModel):
         fields = {name: batch[name][chosen] for name in names}
         tokens = self.trainer.mesh.sum([fields["response_mask"].sum()])[0]
         algorithm, measured = self._algorithm, self._values.removesuffix("s")
+        outputs: list[Tensor] | None = None if self._values in fields else []
 
-        def loss(output: Tensor, micro: Fields) -> tuple[Tensor, Tensor]:
+        def loss(output: Tensor, micro: Fields) -> Tensor:
             found, mask = shift_values(output), micro["response_mask"]
-            old = micro[self._values] if self._values in micro else found.detach()
+            old = found.detach() if outputs is not None else micro[self._values]
+            if outputs is not None:
+                outputs.append(old)
             _, returns = gae(micro[self._rewards], old, mask, gamma=algorithm.discount, lam=algorithm.gae_lambda)
             share = value_loss(found, old, returns, mask, clip_eps=algorithm.value_clip_range, num_tokens=tokens)
             recorder.mean(f"loss/{measured}", share.detach().double() * tokens, mask.sum())
             _measure_error(measured, returns - old, returns, mask)
-            return share, old
+            return share
 
-        if self._values in fields:
-            norm = yield from self.trainer.updating(
-                fields, whole_texts, lambda *given: loss(*given)[0], step=batch.step
-            )
-            before = fields[self._values]
-        else:
-            norm, before = self.trainer.update_and_infer(fields, whole_texts, loss, step=batch.step)
+        norm, before = yield from self.trainer.updating(fields, whole_texts, loss, step=batch.step, outputs=outputs)
         recorder.maximum(f"grad_norm/{measured}", norm)
-        return before
+        return fields[self._values] if before is None else before
 
 
 def _measure_error(measured: str, errors: Tensor, returns: Tensor, mask: Tensor) -> None:
