@@ -1,8 +1,9 @@
-"""Text of the graph of a step: tables of 100 columns."""
+"""Texts of the graph of a step: tables of 100 columns, and a mermaid flowchart."""
 
 from rich.console import Console
 from rich.table import Table
 
+from rlhf_planning.numbers import size_text
 from rlhf_planning.step_graph import Graph
 
 COLUMNS = 100
@@ -26,10 +27,22 @@ def text_of(graph: Graph, *, title: str) -> str:
     for name in ("edge", "spread", "bytes", "fields"):
         moved.add_column(name, justify="right" if name in ("edge", "bytes") else "left", no_wrap=name != "fields")
     for edge in graph.edges:
-        names = ", ".join(f"{each.name}{'?' * (not each.bytes)}" for each in edge.fields)
-        moved.add_row(f"{edge.producer} -> {edge.consumer}", edge.spread, f"{edge.bytes:,}", names)
+        ends = f"{edge.producer} -> {edge.consumer}"
+        moved.add_row(ends, edge.spread, f"{edge.bytes:,}", ", ".join(each.name_text for each in edge.fields))
     console = Console(width=COLUMNS, highlight=False, color_system=None)
     total = f"{graph.rows} rows, {graph.bytes:,} bytes read at most"
     with console.capture() as shown:
         console.print(f"{title}: {total}", "", calls, "", moved, sep="\n", markup=False)
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
+
+
+def mermaid_of(graph: Graph) -> str:
+    """Return the graph as a mermaid flowchart: pools are boxes, calls nodes, and edges arrows with field names."""
+    lines = ["flowchart TD"]
+    for place, pool in enumerate(dict.fromkeys(call.pool for call in graph.calls)):
+        nodes = [f'    call{call.number}["{call.label}"]' for call in graph.calls if call.pool == pool]
+        lines += [f'  subgraph pool{place}["{pool}"]', *nodes, "  end"]
+    for edge in graph.edges:
+        fields = ", ".join(moved.name for moved in edge.fields)
+        lines.append(f'  call{edge.producer} -->|"{fields}, {size_text(edge.bytes)}"| call{edge.consumer}')
+    return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.place import place
-from rlhf_planning.graph_text import text_of
+from rlhf_planning.graph_text import mermaid_of, text_of
 from rlhf_planning.step_graph import Graph
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.controller.graph import ShapeFuture, Tracer
@@ -24,6 +24,7 @@ from rlhf_trainer.protocols import THREE_D_PROTO, AxisPlacement, sbp_protocol
 from rlhf_trainer.report.plan_pictures import graph_svg
 from rlhf_trainer.run.graph import graph_of, scorers_of
 from rlhf_trainer.types import register
+from tests.each import each_case
 from tests.examples.test_every_example_is_right import DISTINCT, EXAMPLES, FINISHED, jobs_of
 
 LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
@@ -177,6 +178,17 @@ def test_the_drawings_show_every_call_and_every_field(job: Job) -> None:
     assert len([what for what in said if " reads " in what]) == sum(len(edge.fields) for edge in graph.edges)
 
 
+@each_case("job", ALL, ids=[job.name for job in ALL])
+def test_the_flowchart_has_every_call_in_its_pool(job: Job) -> None:
+    graph = traced(job)
+    lines = [line.strip() for line in mermaid_of(graph).splitlines()]
+    assert lines[0] == "flowchart TD"
+    box = lines[lines.index('subgraph pool0["all"]') + 1 : lines.index("end")]
+    assert box == [f'call{call.number}["{call.label}"]' for call in graph.calls]
+    arrows = [(line.split()[0], line.split()[-1]) for line in lines if " -->|" in line]
+    assert arrows == [(f"call{edge.producer}", f"call{edge.consumer}") for edge in graph.edges]
+
+
 def words_of(picture: Path) -> list[str]:
     """Texts and hover texts of a picture."""
     root = ET.parse(picture).getroot()
@@ -198,6 +210,9 @@ def test_plan_prints_the_graph_and_draws_it(tmp_path: Path) -> None:
     assert "left: 2 CPU slots (actor, reference)" in " ".join(shown.split())
     assert words_of(svg) == words_of(PICTURE), "docs/architecture.md names the command that draws it"
     assert plan(EXAMPLES[0], "--graph")[1].count(", a step of ") == 3
+    mermaid = tmp_path / "ppo.mmd"
+    assert plan(EXAMPLES[0], "helpful-ppo", "--graph", "--svg", mermaid, *sets)[0] == 0
+    assert mermaid.read_text().startswith("flowchart TD\n")
 
 
 @pytest.mark.parametrize(

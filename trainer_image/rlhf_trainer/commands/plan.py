@@ -17,7 +17,7 @@ from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
 from rlhf_mapper.workload import lengths_around
 from rlhf_planning.checkpoint_size import in_words, upload_in_words
-from rlhf_planning.graph_text import LEGEND, text_of
+from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import networks_of, notes_of, objective_of, plan_job, prices_of
 from rlhf_planning.lengths import lengths_of
 from rlhf_planning.machines import device_of, in_worker_pods, local_cluster
@@ -167,7 +167,9 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
         typer.echo(f"{text_of(graph, title=title)}\n")
         if svg:
             lanes = [pool.name for pool in placed.pools]
-            _write(svg, _pictures().graph_svg(graph, title=title, pools=lanes))
+            is_mermaid = svg.suffix in (".md", ".mmd")
+            text = mermaid_of(graph) if is_mermaid else _pictures().graph_svg(graph, title=title, pools=lanes)
+            _write(svg, text)
             typer.echo("")
     if found:
         typer.echo(LEGEND)
