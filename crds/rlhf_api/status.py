@@ -92,9 +92,8 @@ class ReadInput(Spec):
     name: str = Field(description="Field of the spec that names it, such as models.actor or data.train.")
     uri: str = Field(description="Its URI; of a job's output on a cluster pvc://claim/path.")
     job: str | None = Field(None, description="Name of the job that made it; unset for all else.")
-    revision: Text | None = Field(
-        None, description="Commit of what the hub gave, if known, else the revision asked for."
-    )
+    revision: Text | None = None
+    """Commit of what the hub gave, if known, else the revision asked for."""
     digest: str | None = Field(None, pattern=DIGEST)
     """SHA-256 of its file, or of the lines that sha256sum prints for its files; known when the job has ended."""
 

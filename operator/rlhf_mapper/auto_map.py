@@ -24,14 +24,12 @@ from rlhf_mapper.remedies import remedies_of
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.search.tables import Found
-from rlhf_mapper.simulate import memory, overlap
+from rlhf_mapper.simulate import layer, memory, overlap
 from rlhf_mapper.strategy import ModelRequest, Setting
 from rlhf_mapper.workload import Work, Workload, workload_of
 
 MAX_PLACEMENTS = 4
 """Number of placements that a search returns: the best, and three others to compare with."""
-HALF = 2
-"""Bytes of a number in bf16."""
 MAX_NODES = 4096
 """Largest number of nodes to try in the search for the smallest cluster on which a job fits."""
 MAX_SIMULATED = 8
@@ -73,7 +71,7 @@ class MappingProblem:
 
     def can_use(self, nodes: NodeGroup) -> bool:
         """Whether the GPUs of some nodes compute in the job's precision."""
-        return self.software.compute_bytes > HALF or nodes.gpu.has_bf16
+        return self.software.compute_bytes > layer.HALF or nodes.gpu.has_bf16
 
     def goal(self, objective: Objective | None = None) -> Objective:
         """Return an objective, by default the fastest, with how the stages of a step overlap."""

@@ -22,6 +22,7 @@ TESTS |= {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": 
 PLACES = re.compile(r"\w+(?:\[|\+?=\((?:.*\s)?\[[^]\s]*\]\+?=)", re.DOTALL)
 """An assignment to a place of an array."""
 BLOCKS = ("program", "compound_statement", "subshell", "pipeline", "redirected_statement", "variable_assignments")
+OPPOSITE = {True: False, False: True, None: None}
 SETTERS = ("read", "mapfile", "readarray", "getopts", "let", "eval")
 SECRET = re.compile("(?i)key|token|secret|password|credential")
 """Pattern of the names of environment variables whose values stay out of manifests."""
@@ -239,10 +240,6 @@ class Script:
                 return self._run_all(item.named_children)
         return True
 
-    def _negate(self, node: Node) -> bool | None:
-        outcome = self._run_all(node.named_children)
-        return None if outcome is None else not outcome
-
     def _test(self, node: Node) -> bool | None:
         """Evaluate `[ ... ]` or `[[ ... ]]`; a variable that nobody sets is empty."""
         total = calculate(f"1 if {self._condition(node)} else 0", {})
@@ -268,7 +265,7 @@ class Script:
         "list": _either,
         "if_statement": _choose,
         "case_statement": _case,
-        "negated_command": _negate,
+        "negated_command": lambda self, node: OPPOSITE[self._run_all(node.named_children)],
         "test_command": _test,
         "unset_command": _unset,
     }

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
+from rlhf_api.checks.resume import leaves
 from rlhf_api.kubectl_yaml import read
 from rlhf_api.problems import SpecError
 from rlhf_importers.bash import Script
@@ -59,12 +60,7 @@ def _calls_of(script: Script, is_named: Callable[[str], object]) -> list[list[st
 def _scripts_within(text: str, program: str) -> list[str]:
     """Return the texts of a YAML document that call a program, such as the steps of a workflow."""
     try:
-        places: list[Any] = [document for document in read(text, "") if isinstance(document, dict)]
+        documents = [document for document in read(text, "") if isinstance(document, dict)]
     except SpecError:
         return []
-    found = []
-    for place in places:
-        if isinstance(place, str) and re.search(program, place):
-            found.append(place)
-        places += place.values() if isinstance(place, dict) else place if isinstance(place, list) else []
-    return found
+    return [part for _, part in leaves(documents) if isinstance(part, str) and re.search(program, part)]

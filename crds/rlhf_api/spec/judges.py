@@ -97,9 +97,8 @@ class RewardJudge(Spec):
 class TeacherEndpoint(Spec):
     """A teacher behind POST <url>/completions of vLLM's server, with token ids of the actor's tokenizer."""
 
-    name: Text = Field(
-        description="Name of the teacher; the value of algorithm.teacherKey in the rows that it teaches."
-    )
+    name: Text
+    """Name of the teacher; the value of algorithm.teacherKey in the rows that it teaches."""
     url: ServiceUrl = Field(description="URL of the API, such as http://host:8000/v1; /completions is added.")
     model: Text = Field(description="Name by which the API knows the model.")
     timeout_seconds: float = Field(120.0, gt=0, description="Longest time of one attempt for one response.")

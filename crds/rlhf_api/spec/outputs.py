@@ -28,9 +28,8 @@ class MLflow(Spec):
 class OpenTelemetry(Spec):
     """A collector of traces, by OTLP over HTTP; OTEL_EXPORTER_OTLP_HEADERS may hold its credentials."""
 
-    endpoint: ServiceUrl = Field(
-        description="URL of the collector, to which /v1/traces is added, such as http://collector:4318."
-    )
+    endpoint: ServiceUrl
+    """URL of the collector, to which /v1/traces is added, such as http://collector:4318."""
 
 
 class Outputs(Spec):

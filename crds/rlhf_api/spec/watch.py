@@ -34,9 +34,8 @@ class Watch(Spec):
 
     causes: Literal["Off", "Warn", "Pause", "Fail"] = "Warn"
     """Reaction to a cause that `rlhf why` would find. Pause: the job saves a checkpoint and is suspended."""
-    mismatch: MismatchGate | None = Field(
-        None, description="Bound of the KL between generator and trainer; unset: none."
-    )
+    mismatch: MismatchGate | None = None
+    """Bound of the KL between generator and trainer; unset: none."""
 
 
 def react(reaction: str, path: str, sentences: Sequence[str]) -> Sequence[str]:

@@ -19,6 +19,7 @@ ROUTING_KERNELS = 16
 FLOAT = 4
 """Bytes of a float32: norms compute in it, and attention keeps the logarithm of each head's sum."""
 HALF = 2
+"""Bytes of a number in bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)
