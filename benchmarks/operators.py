@@ -308,9 +308,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
     port, probes_port = map(str, free_ports(2))
     return {
         "ours": [
-            sys.executable,
-            "-m",
-            "rlhf_operator",
+            str(Path(sys.executable).with_name("rlhf-operator")),
             "--config",
             str(config),
             "--port",

@@ -313,8 +313,8 @@ MUTATIONS = (
     ),
     Mutation(
         f"{OPERATOR}/conditions.py",
-        '(lacks("QuotaReserved"), "Queued")',
-        '(lacks("QuotaReserved"), "Provisioning")',
+        '("Queued", "QuotaReserved", LACKS',
+        '("Provisioning", "QuotaReserved", LACKS',
         "tests/operator/test_a_job_lives_its_life.py",
     ),
     Mutation(f"{OPERATOR}/cluster/client.py", "self.status >= 500", "self.status > 500", REQUESTS),

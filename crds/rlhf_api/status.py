@@ -4,6 +4,7 @@ The trainer writes progress, metrics, warnings, inputs, checkpoint, output and l
 """
 
 from collections import Counter
+from contextlib import suppress
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field
@@ -328,6 +329,15 @@ class Status(Spec):
     output: Output | None = Field(None, description="Result of the job; set once it has succeeded.")
     last_failure: Failure | None = Field(None, description="The most recent failure, if any.")
     attempts: Listed[Attempt] = Field((), max_length=10, description="The latest attempts, oldest first.")
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """Values of `metrics` by name, without texts that are no numbers: others than us may write a status."""
+        found = dict[str, float]()
+        for each in self.metrics:
+            with suppress(ValueError):
+                found[each.name] = float(each.value)
+        return found
 
     def document(self) -> dict[str, Any]:
         """Return the status as JSON types in camelCase, without the fields that are unset."""

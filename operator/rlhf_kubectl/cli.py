@@ -15,7 +15,7 @@ from typer._completion_classes import completion_init
 from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import SpecError
-from rlhf_kubectl.jobs import ENDED_PHASES, find_job, head_of, line_of, list_jobs, pods_of, seen_of, settings_of
+from rlhf_kubectl.jobs import ENDED_PHASES, find_job, head_of, line_of, list_jobs, pods_of, settings_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
 from rlhf_operator.settings import Settings
@@ -80,13 +80,10 @@ def top(
 @command("kubectl rlhf why helpful-ppo")
 def why(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
     """Say what a job waits for, since when and what to do; for a failed job, what failed and where."""
-    from rlhf_kubectl.why import why as sentences
+    from rlhf_kubectl.follow import tell_why
 
     kubectl = Kubectl(context, namespace)
-    found = find_job(kubectl, job)
-    pods, events, refused = seen_of(kubectl, found)
-    for sentence in (*sentences(found, pods, events, datetime.now(UTC)), *refused):
-        typer.echo(sentence)
+    tell_why(kubectl, find_job(kubectl, job))
 
 
 @command("kubectl rlhf compare helpful-ppo helpful-grpo")

@@ -24,7 +24,7 @@ def sections(jobs: Sequence[ObservedJob], now: datetime) -> list[list[Row]]:
     """Return the rows of each of SECTIONS; of the metrics those that differ."""
     columns = [figures(job.status, now) for job in jobs]
     rows = [Row(name, [column[name] for column in columns]) for name in columns[0]]
-    values = [row for row in measures([_metrics(job.status) for job in jobs]) if len(set(row.values)) > 1]
+    values = [row for row in measures([job.status.measures for job in jobs]) if len(set(row.values)) > 1]
     return [rows, values, differences([*map(_settings, jobs)])]
 
 
@@ -65,16 +65,6 @@ def figures(status: Status, now: datetime) -> dict[str, str]:
         "slots": f"{number(hours)} {kind} hours{since}" if attempts else "",
         "cost": "" if price is None else number(hours * price),
     }
-
-
-def _metrics(status: Status) -> dict[str, float]:
-    found = {}
-    for each in status.metrics:
-        try:
-            found[each.name] = float(each.value)
-        except ValueError:  # of whoever writes statuses besides us
-            continue
-    return found
 
 
 def _settings(job: ObservedJob) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from rlhf_operator.cluster.resources import PODS
 from rlhf_operator.overlay import merged
 from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.resources import identity
-from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.resources.storage import PVC, Place, run_folder
 from rlhf_operator.snapshot import ObservedJob
 
@@ -42,13 +41,12 @@ def fetch(kubectl: Kubectl, job: ObservedJob, folder: Path, image: str | None) -
 
     The folder appears when all files are whole. KubectlError if there is no output, or the copy breaks off.
     """
-    output = job.status.output.uri if job.status.output else ""
-    if not output.startswith(PVC):
+    if not job.output_uri.startswith(PVC):
         message = f"{job.name} has made nothing yet, it is {job.status.phase}; kubectl rlhf why {job.name}"
         raise KubectlError(message, ExitCode.SPEC)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise KubectlError(f"{folder}: is there already and not empty; name a new folder", ExitCode.SPEC)
-    place = Place.of(output)
+    place = Place.of(job.output_uri)
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     try:
         with claim_pod(kubectl, job, place.claim, image) as pod:
@@ -98,7 +96,9 @@ def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
         "metadata": {"generateName": f"{job.name[:40]}-files-", "ownerReferences": [identity.owner(job)]},
         "spec": {
             **identity.pod_security(runtime.model_copy(update={"image_pull_secrets": secrets})),
-            "containers": [{"name": CONTAINER, "image": image, "securityContext": fixed_part("container_security")}],
+            "containers": [
+                {"name": CONTAINER, "image": image, "securityContext": identity.fixed_part("container_security")}
+            ],
             "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
         },
     }

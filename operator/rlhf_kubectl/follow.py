@@ -108,8 +108,13 @@ def _tell_end(kubectl: Kubectl, job: ObservedJob, logged: Collection[int] | None
     missing = [] if logged is None else [each for each in range(1, (job.status.attempt or 0) + 1) if each not in logged]
     for attempt in missing:
         typer.echo(f"The log of attempt {attempt} was not shown: `kubectl rlhf logs {job.name} --attempt {attempt}`")
-    pods, events, refused = seen_of(kubectl, job)
-    for sentence in (*why(job, pods, events, datetime.now(UTC)), *refused):
+    tell_why(kubectl, job)
+
+
+def tell_why(kubectl: Kubectl, job: ObservedJob) -> None:
+    """Print the sentences of `why` about a job, and which of its pods and events the user may not list."""
+    pods, warning, refused = seen_of(kubectl, job)
+    for sentence in (*why(job, pods, warning, datetime.now(UTC)), *refused):
         typer.echo(sentence)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -23,13 +23,11 @@ ENDED_PHASES = ("Succeeded", "Failed")
 CONFIG = "config.yaml"
 
 
-@dataclass(frozen=True)
-class JobEvent:
-    """Event about a job or one of its pods."""
+class JobWarning(NamedTuple):
+    """Warning event about a job or one of its pods."""
 
     time: str
     """Time of the event (RFC 3339)."""
-    is_warning: bool
     note: str
     about: str
     """Name of the job or pod that the event is about."""
@@ -74,36 +72,35 @@ def head_of(job: ObservedJob, pods: Sequence[ObservedPod]) -> ObservedPod | None
     return next((pod for pod in heads if pod.phase != "Pending"), None)
 
 
-def events_of(kubectl: Kubectl, job: ObservedJob, pods: Sequence[ObservedPod]) -> list[JobEvent]:
-    """Return the events about a job and its pods, the oldest first. KubectlError if the user may not list events."""
-    events, uids = [], {job.uid, *(pod.uid for pod in pods)}
-    for each in kubectl.get(EVENTS.path(job.namespace)).get("items") or []:
-        if raw.text(each, "regarding", "uid") in uids:
-            time, note = parse.complaint(each)
-            is_warning, about = raw.text(each, "type") == "Warning", raw.text(each, "regarding", "name")
-            events.append(JobEvent(time, is_warning, note, about))
-    return sorted(events, key=lambda each: each.time)
+def last_warning(kubectl: Kubectl, job: ObservedJob, pods: Sequence[ObservedPod]) -> JobWarning | None:
+    """Return the latest warning about a job and its pods, if any. KubectlError if the user may not list events."""
+    uids, events = {job.uid, *(pod.uid for pod in pods)}, kubectl.get(EVENTS.path(job.namespace)).get("items") or []
+    warnings = [each for each in events if raw.text(each, "type") == "Warning"]
+    about = (each for each in warnings if raw.text(each, "regarding", "uid") in uids)
+    return max(
+        (JobWarning(*parse.complaint(each), raw.text(each, "regarding", "name")) for each in about), default=None
+    )
 
 
-def seen_of(kubectl: Kubectl, job: ObservedJob) -> tuple[list[ObservedPod], list[JobEvent], list[str]]:
-    """Return (pods of a job, events about them, sentences on which of both the user may not list)."""
-    pods, events, refused = list[ObservedPod](), list[JobEvent](), []
+def seen_of(kubectl: Kubectl, job: ObservedJob) -> tuple[list[ObservedPod], JobWarning | None, list[str]]:
+    """Return (pods of a job, latest warning about them, sentences on what of both the user may not list)."""
+    pods, warning, refused = list[ObservedPod](), None, []
     try:
         pods = pods_of(kubectl, job)
     except KubectlError as error:
         refused.append(f"Its pods are not known here: {error}.")
     try:
-        events = events_of(kubectl, job, pods)
+        warning = last_warning(kubectl, job, pods)
     except KubectlError as error:
         refused.append(f"Its events are not known here: {error}.")
-    return pods, events, refused
+    return pods, warning, refused
 
 
 def line_of(job: ObservedJob, *, everywhere: bool) -> JobLine:
     """Return the row of a job in the table of `top`."""
     return JobLine(
         name=f"{job.namespace}/{job.name}" if everywhere else job.name,
-        algorithm=raw.text(job.spec, "algorithm", "name"),
+        algorithm=job.algorithm,
         phase=job.status.phase,
         status=job.status,
         began=job.created.isoformat(),

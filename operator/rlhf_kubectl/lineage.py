@@ -10,7 +10,6 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import suggestion
 from rlhf_api.status import ReadInput
 from rlhf_kubectl.kubectl import KubectlError
-from rlhf_operator.cluster import raw
 from rlhf_operator.snapshot import ObservedJob
 
 DIGITS: Final = 12
@@ -27,7 +26,7 @@ def tree(jobs: Sequence[ObservedJob], wanted: str) -> Tree:
     wanted: name of the job, or the URI of its output.
     """
     by_name = {job.name: job for job in jobs}
-    made = next((job for job in jobs if wanted in (job.name, job.status.output and job.status.output.uri)), None)
+    made = next((job for job in jobs if wanted in (job.name, job.output_uri or None)), None)
     if made is None:
         near = suggestion(wanted, list(by_name))
         raise KubectlError(f"no status of a job names {wanted}: {near}", ExitCode.SPEC, "NotFound")
@@ -40,8 +39,11 @@ def tree(jobs: Sequence[ObservedJob], wanted: str) -> Tree:
             yield "unknown: no attempt has begun to train, or it was one of an earlier release", None
 
     def readers(job: ObservedJob) -> Lines:
-        others = ((other, [each.name for each in other.status.inputs if _is_from(each, job)]) for other in jobs)
-        return ((", ".join(names), other) for other, names in others if names)
+        for other in jobs:
+            if names := [
+                each.name for each in other.status.inputs if job.name == each.job or job.output_uri == each.uri
+            ]:
+                yield ", ".join(names), other
 
     root = Tree(_made(made))
     _add(root.add("made from"), made, inputs, {made.name})
@@ -64,15 +66,11 @@ def _add(branch: Tree, job: ObservedJob, lines_of: Callable[[ObservedJob], Lines
             _add(below.add(_made(other)), other, lines_of, shown)
 
 
-def _is_from(read: ReadInput, job: ObservedJob) -> bool:
-    return read.job == job.name or bool(job.status.output and read.uri == job.status.output.uri)
-
-
 def _made(job: ObservedJob) -> Text:
     """Return a line on a job with its algorithm, and its output or its phase."""
-    output, algorithm = job.status.output, raw.text(job.spec, "algorithm", "name")
+    output = job.status.output
     made = f" made {output.uri}{_content(output.digest)}" if output else f" is {job.status.phase}"
-    return Text(f"{job.name} ({algorithm}){made}")
+    return Text(f"{job.name} ({job.algorithm}){made}")
 
 
 def _content(digest: str | None, revision: str | None = None) -> str:

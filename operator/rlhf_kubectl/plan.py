@@ -1,6 +1,6 @@
 """Mapping that the operator would choose for a job on this cluster, computed on the user's machine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import compress
@@ -13,7 +13,7 @@ from rlhf_api.job import Job
 from rlhf_kubectl.jobs import find_job, job_documents, settings_of
 from rlhf_kubectl.kubectl import Kubectl
 from rlhf_mapper.hardware import Cluster
-from rlhf_operator.cluster import parse, raw, view
+from rlhf_operator.cluster import parse, view
 from rlhf_operator.cluster.cache import Cache, KindName
 from rlhf_operator.cluster.resources import NODES, PODS, SLICES, preferred
 from rlhf_operator.conditions import found
@@ -43,7 +43,11 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
         return _print_operators_answer(kubectl, console, what)
     settings, pods = settings_of(kubectl, kubectl.namespace), kubectl.items(PODS.path())
     slices = kubectl.items(preferred(SLICES, kubectl.find(f"/apis/{SLICES.group}")).path())
-    cache = _cache(jobs=job_documents(kubectl), nodes=nodes, pods=pods, slices=slices)
+    cache, jobs = Cache(), job_documents(kubectl)
+    listed: dict[KindName, list[Document] | None] = {"jobs": jobs, "nodes": nodes, "pods": pods, "slices": slices}
+    for kind, documents in listed.items():
+        for document in documents or ():
+            cache.put(kind, document)
     existing = {job.value.name: job.value for _, job in cache.jobs}
     observed = _jobs_to_plan(kubectl, what, existing)
     by_name = existing | {each.name: each for _, each in observed}
@@ -63,16 +67,6 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
     return without
 
 
-def _cache(**listed: Sequence[Document] | None) -> Cache:
-    """Return the operator's cache with the objects of each kind that could be listed."""
-    cache = Cache()
-    kinds: tuple[KindName, ...] = ("jobs", "nodes", "pods", "slices")
-    for kind in kinds:
-        for document in listed[kind] or ():
-            cache.put(kind, document)
-    return cache
-
-
 def _print_operators_answer(kubectl: Kubectl, console: Console, what: str) -> list[str]:
     """Print the condition Mapped of a job of the cluster; return the job if it has no place."""
     mapped = None if Path(what).is_file() else found(find_job(kubectl, what).status.conditions, "Mapped")
@@ -90,7 +84,7 @@ def _jobs_to_plan(kubectl: Kubectl, what: str, existing: Mapping[str, ObservedJo
     if not Path(what).is_file():
         job = find_job(kubectl, what)
         return [(parse_job(job), job)]
-    finished = {name: raw.text(job.spec, "algorithm", "name") for name, job in existing.items()}
+    finished = {name: job.algorithm for name, job in existing.items()}
     jobs = load(Path(what), finished=finished)
     return [(job, _observe(job, kubectl.namespace, existing.get(job.name))) for job in jobs]
 
@@ -110,7 +104,7 @@ def _snapshot(cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob]
     taken, by_jobs = view.held_by_others(cache, job, settings)
     return Snapshot(
         job=job,
-        inputs={name: view.input_of(other) for name, other in by_name.items()},
+        inputs=by_name,
         measured=tuple(view.measured_attempts(cache, job)),
         nodes=view.nodes_of(cache, settings) if settings.read_nodes else None,
         taken=taken,

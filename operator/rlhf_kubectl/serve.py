@@ -10,7 +10,6 @@ from rlhf_operator import names
 from rlhf_operator.overlay import merged
 from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.resources import identity
-from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.resources.storage import PVC, Place
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedJob
@@ -22,13 +21,12 @@ MANAGER: Final = "kubectl-rlhf"  # its pods lack names.JOB_NAME: the operator fo
 def manifests(job: ObservedJob, settings: Settings, *, image: str | None, gpus: int | None) -> list[dict[str, Any]]:
     """Return Deployment and Service; gpus: of the server, None for one if the job ran on GPUs. KubectlError."""
     parsed = parse_job(job)
-    output = job.status.output.uri if job.status.output else ""
-    if not output.startswith(PVC) or "actor" not in parsed.trained():
+    if not job.output_uri.startswith(PVC) or "actor" not in parsed.trained():
         message = f"{job.name} has made no model yet, it is {job.status.phase}; kubectl rlhf why {job.name}"
-        if output:
+        if job.output_uri:
             message = f"{job.name} trains no language model, as its algorithm is {parsed.spec.algorithm.name}"
         raise KubectlError(message, ExitCode.SPEC)
-    place, runtime = Place.of(output), parsed.spec.runtime
+    place, runtime = Place.of(job.output_uri), parsed.spec.runtime
     if gpus is None:
         gpus = int(bool(job.status.mapping and job.status.mapping.gpus))
     command = ["rlhf", "serve", f"{CLAIM}/{place.path}", "--host=0.0.0.0", "--port=8000"]
@@ -38,7 +36,7 @@ def manifests(job: ObservedJob, settings: Settings, *, image: str | None, gpus: 
         "image": image_for(job, image),
         "command": [*command, *(["--", f"--tensor-parallel-size={gpus}"] if gpus > 1 else [])],
         "resources": {"limits": {resource: str(gpus)}} if gpus else {},
-        "securityContext": fixed_part("container_security"),
+        "securityContext": identity.fixed_part("container_security"),
     }
     secrets = job.status.image_pull_secrets or runtime.image_pull_secrets
     pod = {

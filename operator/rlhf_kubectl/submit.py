@@ -23,7 +23,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import load, read_text, strings_in
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_kubectl.jobs import ENDED_PHASES, job_documents
+from rlhf_kubectl.jobs import ENDED_PHASES, list_jobs
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
 from rlhf_operator.cluster import parse, raw
@@ -49,8 +49,8 @@ def submit(kubectl: Kubectl, manifest: Path | str, only: str | None = None, *, f
     reads. Raises SpecError, OwnCodeError or KubectlError for mistakes before anything is changed, and KubectlError if
     the cluster refuses.
     """
-    existing = {raw.text(each, "metadata", "name"): each for each in job_documents(kubectl)}
-    finished = {name: raw.text(each, "spec", "algorithm", "name") for name, each in existing.items()}
+    existing = {job.name: job for job in list_jobs(kubectl)}
+    finished = {name: job.algorithm for name, job in existing.items()}
     jobs = load(manifest, finished=finished)
     if not (chosen := [job for job in jobs if only in (None, job.name)]):
         raise SpecError([Problem("JOB", f"is {only}; the manifest has {', '.join(job.name for job in jobs)}")])
@@ -166,13 +166,12 @@ def _on_the_cluster(job: str, spec: Document) -> list[str]:
     return [uri for _, uri in uris if uri.startswith(ON_THE_CLUSTER)]
 
 
-def _apply(kubectl: Kubectl, document: Document, files: Mapping[str, str], before: Document | None) -> str:
+def _apply(kubectl: Kubectl, document: Document, files: Mapping[str, str], job: ObservedJob | None) -> str:
     """Apply a job and the ConfigMap of its files; return what was done as a part of a sentence.
 
-    before: the job of this name that the cluster has. If it has ended, nothing is applied.
+    job: what the cluster has of this name. If it has ended, nothing is applied.
     """
     code = names.by_content(f"{document['metadata']['name']}-code", json.dumps(files))
-    job = parse.job(before) if before else None
     made = _apply_job(kubectl, _with_files(document, code, files) if files else document, job)
     if files:
         _apply_code(kubectl, made, code, files)

@@ -28,7 +28,7 @@ class ClusterTuning:
     ) -> None:
         """Take what the user asks for. Raises SpecError, before anything is made, or KubectlError."""
         self._kubectl, self._folder = kubectl, manifest.parent
-        finished = {each.name: str(each.spec["algorithm"]["name"]) for each in list_jobs(kubectl)}
+        finished = {each.name: each.algorithm for each in list_jobs(kubectl)}
         self._search: Search = search_of(load(manifest, finished=finished), varied, measure, budget, job)
         self._documents = [each for each in kubectl_yaml.read(read_text(manifest), f"{manifest}: ") if each]
         self._shared = [each for each in self._documents if each["metadata"]["name"] in self._search.shared]
@@ -85,14 +85,14 @@ class ClusterTuning:
         """Whether a trial has reached a rung or ended; sets its measure, or the reason why it has none."""
         if job and not (job.is_paused or job.status.phase in ENDED_PHASES):
             return False
-        measured = [each.value for each in job.status.metrics if each.name == self._search.measure] if job else []
+        measured = job.status.measures.get(self._search.measure) if job else None
         done = job.status.progress.step if job and job.status.progress else 0
         failure = final_failure(job.status) if job and job.status.phase == "Failed" else None
-        if job is None or failure or done < rung.step or not measured:
+        if job is None or failure or done < rung.step or measured is None:
             state = f"is {job.status.phase} after step {done}, without {self._search.measure}" if job else "is gone"
             trial.reason = failure.message if failure else f"its job {state}"
         else:
-            trial.step, trial.value = rung.step, float(measured[0])
+            trial.step, trial.value = rung.step, measured
         return True
 
 

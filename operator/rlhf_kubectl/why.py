@@ -8,10 +8,9 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.spec.run_policy import Action, Reason
 from rlhf_api.status import Condition, ConditionType, Failure, Phase, Status
 from rlhf_api.tables import read_table
-from rlhf_kubectl.jobs import ENDED_PHASES, JobEvent
+from rlhf_kubectl.jobs import ENDED_PHASES, JobWarning
 from rlhf_operator import names
-from rlhf_operator.conditions import found
-from rlhf_operator.reconcile.context import explaining
+from rlhf_operator.conditions import explaining, found
 from rlhf_operator.snapshot import ObservedJob, ObservedPod
 from rlhf_operator.times import parsed, since
 from rlhf_planning.numbers import duration
@@ -60,14 +59,14 @@ CONDITIONS: Final[Mapping[tuple[str, str], str]] = {
 FAILURES: Final[Mapping[str, str]] = {reason: row.remedy for reason, row in TABLE.failures.items()}
 
 
-def why(job: ObservedJob, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime) -> list[str]:
+def why(job: ObservedJob, pods: Sequence[ObservedPod], warning: JobWarning | None, now: datetime) -> list[str]:
     """Return sentences about a job: its state first, then what to do."""
-    texts = [text.strip() for text in dict.fromkeys(_sentences(job, pods, events, now)) if text.strip()]
+    texts = [text.strip() for text in dict.fromkeys(_sentences(job, pods, warning, now)) if text.strip()]
     return [text if text.endswith((".", "`")) else f"{text}." for text in texts]
 
 
 def _sentences(
-    job: ObservedJob, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime
+    job: ObservedJob, pods: Sequence[ObservedPod], warning: JobWarning | None, now: datetime
 ) -> Iterator[str]:
     status, name = job.status, job.name
     if job.deleting:
@@ -87,10 +86,10 @@ def _sentences(
         case "Running":
             yield from _running(name, status, now)
         case _:
-            yield from _waiting(name, status, pods, events, now)
+            yield from _waiting(name, status, pods, warning, now)
     if status.phase in ENDED_PHASES:
         yield from status.causes
-    if status.phase not in ENDED_PHASES and (status.observed_generation or 0) < job.generation:
+    elif (status.observed_generation or 0) < job.generation:
         yield "The operator has not acted on the latest change of the spec yet"
 
 
@@ -159,7 +158,7 @@ def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
 
 
 def _waiting(
-    name: str, status: Status, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime
+    name: str, status: Status, pods: Sequence[ObservedPod], warning: JobWarning | None, now: datetime
 ) -> Iterator[str]:
     condition = explaining_condition(status)
     if condition is None:
@@ -173,9 +172,8 @@ def _waiting(
     if (ahead := parsed(status.next_attempt_time)) and ahead > now:
         yield f"No attempt begins in the next {duration((ahead - now).total_seconds())}"
     yield from _complaints(pods, condition, now)
-    if (warned := [each for each in events if each.is_warning]) and warned[-1].note not in condition.message:
-        last = warned[-1]
-        yield f"The latest warning, {_ago(parsed(last.time), now)} ago, about {last.about}: {last.note}"
+    if warning and warning.note not in condition.message:
+        yield f"The latest warning, {_ago(parsed(warning.time), now)} ago, about {warning.about}: {warning.note}"
     yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name, start=_start(status))
 
 

@@ -1,1 +1,1 @@
-"""The operator: runs RLHFJobs on Kubernetes, one KubeRay RayJob an attempt. `python -m rlhf_operator` starts it."""
+"""The operator: runs RLHFJobs on Kubernetes, one KubeRay RayJob an attempt. `rlhf-operator` starts it."""

@@ -1,7 +1,7 @@
 """The conditions of a job, and the phase that follows from them."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from rlhf_api.status import Condition, ConditionType, Phase, Status
 
@@ -19,6 +19,24 @@ SLOW_START = "ContainersWaiting"  # reason of ClusterReady=False while container
 WAITING_FOR_NODES = "WaitingForNodes"  # reason of QuotaReserved=False while node groups add nodes for an attempt
 KEPT = "Kept"  # reason of ClusterReady=False while the pods of a failed attempt stay for debugging
 LONGEST_MESSAGE = 1024
+LACKS: Final = ("", "False", "Unknown")
+LADDER: Final[tuple[tuple[Phase, ConditionType, tuple[str, ...], str | None], ...]] = (
+    ("Succeeded", "Complete", ("True",), None),
+    ("Failed", "Failed", ("True",), None),
+    ("Suspended", "Suspended", ("True",), None),
+    ("Suspending", "Suspended", ("False",), SUSPENDING),
+    ("Pending", "Accepted", LACKS, None),
+    ("Pending", "InputsReady", LACKS, None),
+    ("Mapping", "Mapped", LACKS, None),
+    ("Restarting", "Training", ("False",), RESTARTING),
+    ("WaitingForNodes", "QuotaReserved", ("False",), WAITING_FOR_NODES),
+    ("Queued", "QuotaReserved", LACKS, None),
+    ("Provisioning", "ClusterReady", LACKS, None),
+    ("Initializing", "Training", ("", "False"), None),
+)
+"""Rows (phase, condition, statuses, reason or None for any): the first row that the condition fits decides the phase.
+Its condition explains the phase, too. An empty status stands for a missing condition.
+"""
 
 
 def merged(conditions: Sequence[Condition], new: Condition, standing: Sequence[Condition]) -> Conditions:
@@ -66,27 +84,14 @@ def in_line(status: Status) -> bool:
 
 def phase_of(conditions: Sequence[Condition]) -> Phase:
     """Return the phase, by the first condition that differs from those of a running job."""
-
-    def lacks(kind: ConditionType) -> bool:
-        return not holds(conditions, kind)
-
-    def has_reason(kind: ConditionType, reason: str) -> bool:
+    for phase, kind, statuses, reason in LADDER:
         each = found(conditions, kind)
-        return each is not None and each.status == "False" and each.reason == reason
+        if (each.status if each else "") in statuses and reason in (None, each and each.reason):
+            return phase
+    return "Running"
 
-    training = found(conditions, "Training")
-    ladder: tuple[tuple[bool, Phase], ...] = (
-        (holds(conditions, "Complete"), "Succeeded"),
-        (holds(conditions, "Failed"), "Failed"),
-        (holds(conditions, "Suspended"), "Suspended"),
-        (has_reason("Suspended", SUSPENDING), "Suspending"),
-        (lacks("Accepted"), "Pending"),
-        (lacks("InputsReady"), "Pending"),
-        (lacks("Mapped"), "Mapping"),
-        (has_reason("Training", RESTARTING), "Restarting"),
-        (has_reason("QuotaReserved", WAITING_FOR_NODES), "WaitingForNodes"),
-        (lacks("QuotaReserved"), "Queued"),
-        (lacks("ClusterReady"), "Provisioning"),
-        (training is None or training.status == "False", "Initializing"),
-    )
-    return next((phase for is_so, phase in ladder if is_so), "Running")
+
+def explaining(status: Status, phase: Phase) -> list[Condition]:
+    """Return the conditions whose message explains a phase; a phase without a row is explained by Training."""
+    kinds: list[ConditionType] = [kind for reached, kind, *_ in LADDER if reached == phase] or ["Training"]
+    return [each for kind in kinds if (each := found(status.conditions, kind))]

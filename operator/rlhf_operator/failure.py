@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from rlhf_api.spec.run_policy import Action, Reason, RunPolicy
-from rlhf_api.status import Attempt, Failure
+from rlhf_api.status import Failure
 from rlhf_operator import evidence, names
 from rlhf_operator.evidence import CLASSES, Case, Cause, disrupted_lost_pod, lost_worker
 from rlhf_operator.observed_attempt import exit_code, head_can_answer
@@ -95,16 +95,12 @@ def seconds_to_wait(failure: Failure, snapshot: Snapshot) -> float:
 
 def bad_nodes(snapshot: Snapshot, now: datetime) -> tuple[str, ...]:
     """Return the known nodes that may be to blame for a recent failure of the job, and groups that added no nodes."""
+    # The group of a withdrawn attempt's node did not add the node.
     blamed = {
         each.node
         for each in snapshot.job.status.attempts
-        if each.node and _blames_node(each)
+        if each.node and (each.outcome == "Withdrawn" or (each.reason and CLASSES[each.reason].is_node_fault))
         if (end := parsed(each.end_time)) and since(end, now) < NODE_AVOIDED_SECONDS
     }
     groups = {names.group_of(each) for each in blamed} - {""}
     return tuple(sorted(each.name for each in snapshot.nodes or () if each.name in blamed or each.group in groups))
-
-
-def _blames_node(attempt: Attempt) -> bool:
-    """Whether the node of an ended attempt may be to blame, or its group, which did not add the node."""
-    return attempt.outcome == "Withdrawn" or (attempt.reason is not None and CLASSES[attempt.reason].is_node_fault)

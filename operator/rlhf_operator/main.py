@@ -299,7 +299,6 @@ def _kopf_settings() -> kopf.OperatorSettings:
     made.posting.enabled = False
     made.persistence.diffbase_storage = _NoDifferences([])
     made.scanning.disabled = True
-    made.peering.standalone = True
     made.networking.connect_timeout = 10
     made.networking.request_timeout = 60
     made.networking.enforce_retry_after = True

@@ -64,11 +64,6 @@ NETWORKS: Final = ("karpenter.k8s.aws/instance-network-bandwidth", "eks.amazonaw
 """Node labels of Karpenter and EKS with the node's network bandwidth in Mb/s."""
 
 
-def coming_node(group: str, number: int) -> str:
-    """Return the name of a node that a node group may still add; the lowest numbers come first."""
-    return f"{group}{OF_GROUP}{number:05}"
-
-
 def group_of(node: str) -> str:
     """Return the group of a node that does not exist yet, by its name; empty for the name of a real node."""
     return node.rpartition(OF_GROUP)[0]
@@ -104,16 +99,6 @@ def rayjob_name(job: str, attempt: int) -> str:
 def sandboxes_name(rayjob: str) -> str:
     """Return the name of an attempt's Service and NetworkPolicy of sandboxes; the names of the pods begin with it."""
     return f"{rayjob}-sandbox"
-
-
-def sandboxes_address(rayjob: str, namespace: str) -> str:
-    """Return host and port at which the trainer finds the sandboxes of an attempt."""
-    return f"{sandboxes_name(rayjob)}.{namespace}.svc:{SANDBOX_PORT}"
-
-
-def shape_reader_name(job: str, attempt: int, models: str) -> str:
-    """Return the name of the Job that reads model shapes after an attempt; its pods add a dash and a random suffix."""
-    return f"{job}-shapes-{sha256(f'{attempt} {models}'.encode()).hexdigest()[:8]}"
 
 
 def by_content(job: str, content: str) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -41,35 +41,31 @@ MAX_POLL_INTERVALS: Final = 4
 Decide = Callable[[Snapshot, datetime, Settings], Plan]
 
 
+@dataclass(eq=False)
 class Reconciler:
     """Reconciler of all jobs, at work while this replica leads."""
 
-    def __init__(
-        self,
-        decide: Decide,
-        settings: Settings,
-        *,
-        observer: Observer,
-        applier: Applier,
-        heartbeats: Heartbeats,
-        reconciled: Callable[[Result, float], None],
-        clock: Callable[[], datetime],
-    ) -> None:
-        self._decide, self.settings = decide, settings
-        self._observer, self._applier, self._heartbeats = observer, applier, heartbeats
-        self._reconciled, self._clock = reconciled, clock
-        self.queue: WorkQueue[Key] = WorkQueue()
-        """Jobs that wait for a pass, with how many passes failed since one that worked."""
-        self._polls: WorkQueue[Key] = WorkQueue()
-        self._pauses: dict[Key, float] = {}
-        self._stale: set[Key] = set()
-        self._refused: dict[Key, Refusal] = {}
-        self._reservation = asyncio.Lock()
-        """Lock held while free capacity is read and the reservation is written."""
-        self.leads = False
-        self._since = clock()
-        self._synced = False
-        self._relist_requested = asyncio.Event()
+    decide: Decide
+    settings: Settings
+    observer: Observer
+    applier: Applier
+    heartbeats: Heartbeats
+    reconciled: Callable[[Result, float], None]
+    clock: Callable[[], datetime]
+    leads: bool = False
+    queue: WorkQueue[Key] = field(default_factory=WorkQueue)
+    """Jobs that wait for a pass, with how many passes failed since one that worked."""
+    _polls: WorkQueue[Key] = field(default_factory=WorkQueue)
+    _pauses: dict[Key, float] = field(default_factory=dict)
+    _stale: set[Key] = field(default_factory=set)
+    _refused: dict[Key, Refusal] = field(default_factory=dict)
+    _reservation: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lock held while free capacity is read and the reservation is written."""
+    _synced: bool = False
+    _relist_requested: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._since = self.clock()
 
     def unready(self) -> str | None:
         """Return why this replica cannot work, in a sentence; None if it can."""
@@ -102,7 +98,7 @@ class Reconciler:
 
     async def _has_listed(self) -> bool:
         try:
-            await self._observer.sync()
+            await self.observer.sync()
         except ApiError as error:
             logger.warning("cannot list what is in the cluster: %s", error)
         except Exception:
@@ -114,10 +110,10 @@ class Reconciler:
 
     async def lead(self) -> None:
         """Reconcile all jobs until cancelled."""
-        self._since = self._clock()
+        self._since = self.clock()
         await self.sync()
         self.leads = True
-        self.enqueue(self._observer.keys())
+        self.enqueue(self.observer.keys())
         executor = ThreadPoolExecutor(DECIDERS, thread_name_prefix="decide")
         try:
             async with asyncio.TaskGroup() as group:
@@ -144,14 +140,14 @@ class Reconciler:
             self._relist_requested.clear()
             if not await self._has_listed():
                 self._relist_requested.set()
-            self.enqueue(self._observer.keys())
+            self.enqueue(self.observer.keys())
 
     async def _call_the_next(self) -> None:
         """Request passes for the jobs whose turn it may be, if the line has moved."""
         before: list[Key] = []
         while True:
             try:
-                called = self._observer.next_in_line()
+                called = self.observer.next_in_line()
             except Exception:
                 # A mistake of ours must not end the operator; the resync wakes all jobs.
                 logger.exception("the next jobs in line were not found")
@@ -166,13 +162,13 @@ class Reconciler:
             key = await self.queue.get()
             begun = time.monotonic()
             try:
-                self._reconciled(await self._reconcile(key, executor), time.monotonic() - begun)
+                self.reconciled(await self._reconcile(key, executor), time.monotonic() - begun)
             finally:
                 self.queue.done(key)
 
     async def _reconcile(self, key: Key, executor: ThreadPoolExecutor) -> Result:
         """Do one pass over a job; log an error, and requeue the job with backoff."""
-        if self._observer.head(key) is not None and not self._polls.knows(key):
+        if self.observer.head(key) is not None and not self._polls.knows(key):
             self._polls.add(key)  # passes may fail while the trainer goes on, as where a sandbox is refused
         try:
             again = await self._observe_decide_apply(key, executor)
@@ -193,7 +189,7 @@ class Reconciler:
             logger.exception("%s/%s: the pass failed; again in %.1f s", *key, self._failed(key, error))
             return "error"
         self.queue.succeeded(key)
-        self._observer.failing.pop(key, None)
+        self.observer.failing.pop(key, None)
         self.queue.add_after(key, again)
         if self._refused.pop(key, None):
             self.queue.add(key)  # what the status says of it is no longer so
@@ -203,7 +199,7 @@ class Reconciler:
         """Requeue a job whose pass failed; return the seconds until its next pass."""
         # An API server that is away is not the job's fault.
         if not (isinstance(error, ApiError) and error.passing):
-            self._observer.failing.setdefault(key, time.monotonic())
+            self.observer.failing.setdefault(key, time.monotonic())
         return self.queue.retry(key)
 
     async def _observe_decide_apply(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
@@ -211,21 +207,21 @@ class Reconciler:
         fresh, alone = key in self._stale, False
         while True:
             async with self._reservation if alone else nullcontext():
-                snapshot = await self._observer.observe(key, fresh=fresh, since=self._since)
+                snapshot = await self.observer.observe(key, fresh=fresh, since=self._since)
                 self._stale.discard(key)
                 if snapshot is None:
                     return None
                 snapshot = replace(snapshot, refused=self._refused.get(key), alone=alone)
                 loop = asyncio.get_running_loop()
-                plan = await loop.run_in_executor(executor, self._decide, snapshot, self._clock(), self.settings)
+                plan = await loop.run_in_executor(executor, self.decide, snapshot, self.clock(), self.settings)
                 look = next((action for action in plan.actions if isinstance(action, ReadLive)), None)
                 if look is None:
-                    await self._applier.write_status(snapshot, plan)
+                    await self.applier.write_status(snapshot, plan)
                     break
             if fresh and (alone or not look.alone):
                 raise RuntimeError(f"a live read was requested again: {look.why}")
             fresh, alone = True, alone or look.alone
-        await self._applier.act(snapshot, plan)
+        await self.applier.act(snapshot, plan)
         # A new object is in the cache already, so no event of a watch brings this key again; Jobs are not watched.
         if any(isinstance(action, Create) and action.manifest.get("kind") != "Job" for action in plan.actions):
             self.queue.add(key)
@@ -244,17 +240,17 @@ class Reconciler:
 
     async def _poll_head(self, key: Key) -> None:
         """Read a head pod's progress, and schedule the next reading; the pause doubles while the pod is silent."""
-        if (head := self._observer.head(key)) is None:
+        if (head := self.observer.head(key)) is None:
             self._pauses.pop(key, None)
             return
         uid, pod = head
         interval = self.settings.status_interval_seconds
-        before = self._heartbeats.last(uid, pod.attempt)
+        before = self.heartbeats.last(uid, pod.attempt)
         pause = min(2 * self._pauses.get(key, interval), MAX_POLL_INTERVALS * interval)
         try:
-            if await self._heartbeats.read(uid, pod):
+            if await self.heartbeats.read(uid, pod):
                 self.enqueue([key])
-            if self._heartbeats.last(uid, pod.attempt) is not before:
+            if self.heartbeats.last(uid, pod.attempt) is not before:
                 pause = interval
         finally:
             self._pauses[key] = pause

@@ -51,6 +51,18 @@ class ObservedJob:
         return runtime, mapping.device if mapping else None, gpus
 
     @property
+    def algorithm(self) -> str:
+        """Name of the algorithm in the spec; empty without one."""
+        named = self.spec.get("algorithm")
+        name = named.get("name") if isinstance(named, Mapping) else None
+        return name if isinstance(name, str) else ""
+
+    @property
+    def output_uri(self) -> str:
+        """URI of the job's output, pvc://claim/path; empty until the job has succeeded."""
+        return self.status.output.uri if self.status.output else ""
+
+    @property
     def is_paused(self) -> bool:
         """Whether the trainer has paused the job (spec.watch, spec.checkpoint), and the spec is still as it was."""
         return self.status.paused_generation == self.generation
@@ -176,18 +188,6 @@ class ObservedNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObservedInput:
-    """State of an input job: an RLHFJob of the namespace whose output this job reads."""
-
-    name: str
-    algorithm: str = ""
-    phase: str = ""
-    output_uri: str = ""
-    """URI of the input job's output, pvc://claim/path; empty until the job has succeeded."""
-    spec: Document = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ObservedClaim:
     """State of a PersistentVolumeClaim that the job names or that was made for it."""
 
@@ -256,7 +256,7 @@ class Snapshot:
     """Pods that read the shapes of models for the job; `pods` does not contain them."""
     sandboxes: tuple[ObservedPod, ...] = ()
     """Pods that run code of the model, of any attempt; `pods` does not contain them."""
-    inputs: Mapping[str, ObservedInput] = field(default_factory=dict)
+    inputs: Mapping[str, ObservedJob] = field(default_factory=dict)
     """Existing input jobs by name: the jobs that the spec names by job://, and the input jobs of these jobs."""
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
     """Existing claims by name: those in the spec or in an input job's output, and the one made for the job."""

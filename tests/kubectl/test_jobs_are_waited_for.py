@@ -46,7 +46,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(follow, "find_job", find)
     monkeypatch.setattr(follow, "pods_of", pods)
-    monkeypatch.setattr(follow, "seen_of", lambda *_: ([], [], []))
+    monkeypatch.setattr(follow, "seen_of", lambda *_: ([], None, []))
     monkeypatch.setattr(follow, "REFRESH_SECONDS", 0)
     monkeypatch.setattr(Kubectl, "stream", lambda _, *words: typer.echo(" ".join(("LOG", *words))))
     return looks
@@ -87,7 +87,7 @@ def test_a_long_log_holds_no_other_job_up(seen: list[Any], monkeypatch: pytest.M
     def look(_: Kubectl, found: Any) -> Any:
         if found.name == "b":
             b_ended.set()
-        return [], [], []
+        return [], None, []
 
     monkeypatch.setattr(Kubectl, "stream", lambda *_: waited.append(b_ended.wait(9)))
     monkeypatch.setattr(follow, "seen_of", look)

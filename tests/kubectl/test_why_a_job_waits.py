@@ -7,9 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
+import pytest
+
 from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Attempt, Condition, ConditionType, Failure, Output, Phase, Progress, SavedState, Status
-from rlhf_kubectl.jobs import JobEvent
+from rlhf_kubectl.jobs import JobWarning, last_warning
+from rlhf_kubectl.kubectl import Kubectl
 from rlhf_kubectl.why import CONDITIONS, FAILURES, why
 from rlhf_operator import names
 from rlhf_operator.conditions import phase_of
@@ -93,8 +96,8 @@ def pod(name: str = "ppo-a1-head", **fields: Any) -> ObservedPod:
     )
 
 
-def said(of: Status, *pods: ObservedPod, events: tuple[JobEvent, ...] = (), **fields: Any) -> str:
-    sentences = why(job(of, **fields), pods, events, NOW)
+def said(of: Status, *pods: ObservedPod, warning: JobWarning | None = None, **fields: Any) -> str:
+    sentences = why(job(of, **fields), pods, warning, NOW)
     assert all(each.endswith((".", "`")) for each in sentences), sentences
     return " ".join(sentences)
 
@@ -134,7 +137,7 @@ def test_the_example_of_the_guide_is_what_why_prints() -> None:
         'container ray-head of pod ppo-a1-head: secret "hub" not found; the attempt waits until 2026-05-04T12:30:00Z'
     )
     missing = status(condition("ClusterReady", "False", "SecretMissing", message))
-    assert textwrap.indent("\n".join(why(job(missing), [], [], NOW)), "    ") in (ROOT / "docs/jobs.md").read_text()
+    assert textwrap.indent("\n".join(why(job(missing), [], None, NOW)), "    ") in (ROOT / "docs/jobs.md").read_text()
 
 
 def test_a_wait_begins_at_a_suspensions_end_or_a_pods() -> None:
@@ -142,11 +145,11 @@ def test_a_wait_begins_at_a_suspensions_end_or_a_pods() -> None:
         update={"last_transition_time": timestamp(NOW - timedelta(seconds=7))}
     )
     assert "has been waiting for 7 s (ClusterReady: PodsPending)" in "\n".join(
-        why(job(status(condition("ClusterReady", "False", "PodsPending"), resumed)), [], [], NOW)
+        why(job(status(condition("ClusterReady", "False", "PodsPending"), resumed)), [], None, NOW)
     )
     ending = [pod(deleting_since=NOW - timedelta(seconds=4))]
     assert "has been waiting for 4 s (Suspended: Suspending)" in "\n".join(
-        why(job(status(condition("Suspended", "False", "Suspending"))), ending, [], NOW)
+        why(job(status(condition("Suspended", "False", "Suspending"))), ending, None, NOW)
     )
 
 
@@ -175,12 +178,15 @@ def test_a_suspended_job_says_where_it_goes_on() -> None:
     assert "kubectl rlhf resume ppo has it go on after step 40." in said(status(suspended, checkpoint=saved))
 
 
-def test_the_latest_warning_is_told() -> None:
-    events = tuple(
-        JobEvent(time=BEFORE, is_warning=kind == "Warning", note=f"{kind} {number}", about="w-1")
+def test_the_latest_warning_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = status(condition("ClusterReady", "False", "PodsPending"))
+    about = {"uid": job(seen).uid, "name": "w-1"}
+    events = [
+        {"type": kind, "note": f"{kind} {number}", "eventTime": BEFORE, "regarding": about}
         for number, kind in enumerate(("Warning", "Warning", "Normal"))
-    )
-    told = said(status(condition("ClusterReady", "False", "PodsPending")), events=events)
+    ]
+    monkeypatch.setattr(Kubectl, "get", lambda *_: {"items": events})
+    told = said(seen, warning=last_warning(Kubectl(), job(seen), []))
     assert "The latest warning, 3 min 05 s ago, about w-1: Warning 1." in told
     assert "Warning 0" not in told
     assert "Normal" not in told

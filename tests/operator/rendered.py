@@ -12,13 +12,14 @@ from rlhf_api.chain import inputs_of
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement, Status
 from rlhf_operator.actions import Manifest
+from rlhf_operator.cluster import parse
 from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.resources import storage
 from rlhf_operator.resources.attempt import attempt_manifests
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedNode, Snapshot
+from rlhf_operator.snapshot import ObservedJob, ObservedNode, Snapshot
 from tests.examples.test_every_example_is_right import EXAMPLES, jobs_of
 
 SETTINGS = Settings()
@@ -149,11 +150,7 @@ def _read_by(job: Job) -> set[str]:
     return direct.union(*(_read_by(example_jobs()[name]) for name in direct))
 
 
-def _input(job: Job) -> ObservedInput:
-    return ObservedInput(
-        name=job.name,
-        algorithm=job.spec.algorithm.name,
-        phase="Succeeded",
-        output_uri=storage.output_uri(job),
-        spec=job.model_dump(mode="json", by_alias=True)["spec"],
-    )
+def _input(job: Job) -> ObservedJob:
+    spec = job.model_dump(mode="json", by_alias=True)["spec"]
+    status = {"phase": "Succeeded", "output": {"uri": storage.output_uri(job)}}
+    return parse.job({"metadata": {"name": job.name}, "spec": spec, "status": status})

@@ -22,7 +22,6 @@ from rlhf_operator.snapshot import (
     Heartbeat,
     ObservedClaim,
     ObservedContainer,
-    ObservedInput,
     ObservedJob,
     ObservedNode,
     ObservedPod,
@@ -65,7 +64,7 @@ class World:
     sandboxes: dict[str, ObservedPod] = field(default_factory=dict)
     asked: list[Any] = field(default_factory=list)
     nodes: tuple[ObservedNode, ...] | None = None
-    inputs: dict[str, ObservedInput] = field(default_factory=dict)
+    inputs: dict[str, ObservedJob] = field(default_factory=dict)
     claims: dict[str, ObservedClaim] = field(default_factory=dict)
     quota: ObservedQuota | None = None
     seen_quota: ObservedQuota | None = None

@@ -9,9 +9,10 @@ import pytest
 
 from rlhf_operator import conditions, names
 from rlhf_operator.actions import Create, Delete, ReadLive, SetOwner
+from rlhf_operator.cluster import parse
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedClaim, ObservedInput, ObservedRayJob, Refusal
+from rlhf_operator.snapshot import ObservedClaim, ObservedJob, ObservedRayJob, Refusal
 from tests.each import each_case
 from tests.operator.fake_trainer import DIGEST, START
 from tests.operator.invariants import result
@@ -289,8 +290,12 @@ def test_too_few_nodes_are_waited_for() -> None:
 FIRST: dict[str, Any] = {**PPO_LIKE, "models": {"reward": SFT["models"]["actor"]}}
 
 
-def first(**fields: Any) -> ObservedInput:
-    return ObservedInput(**{"name": "first", "algorithm": "RewardModel", "phase": "Running", "spec": FIRST, **fields})
+def first(
+    phase: str = "Running", output_uri: str = "", spec: dict[str, Any] = FIRST, algorithm: str = "RewardModel"
+) -> ObservedJob:
+    status = {"phase": phase, "output": {"uri": output_uri} if output_uri else None}
+    spec = {**spec, "algorithm": {"name": algorithm}}
+    return parse.job({"metadata": {"name": "first"}, "spec": spec, "status": status})
 
 
 @each_case(
@@ -304,7 +309,7 @@ def first(**fields: Any) -> ObservedInput:
         (first(phase="Succeeded", output_uri="pvc://gone/first/model"), "Pending", "ClaimMissing"),
     ],
 )
-def test_an_input_is_waited_for(seen: ObservedInput | None, phase: str, expected: str) -> None:
+def test_an_input_is_waited_for(seen: ObservedJob | None, phase: str, expected: str) -> None:
     world = World(spec=PPO_LIKE, inputs={"first": seen} if seen else {})
     world.claims["first-output"] = ObservedClaim(name="first-output")
     world.settle()
@@ -319,7 +324,7 @@ def test_an_input_is_waited_for(seen: ObservedInput | None, phase: str, expected
         (first(spec={"models": {"reward": {"uri": "job://job"}}}), "InvalidInput", "job -> first -> job"),
     ],
 )
-def test_an_input_that_can_never_do_fails_the_job(seen: ObservedInput, expected: str, told: str) -> None:
+def test_an_input_that_can_never_do_fails_the_job(seen: ObservedJob, expected: str, told: str) -> None:
     world = World(spec=PPO_LIKE, inputs={"first": seen})
     world.settle()
     assert (world.phase, reason(world, "Failed")) == ("Failed", expected)
@@ -328,7 +333,7 @@ def test_an_input_that_can_never_do_fails_the_job(seen: ObservedInput, expected:
 
 
 def test_a_longer_circle_is_found_where_its_jobs_are_known() -> None:
-    second = first(name="second", spec={"models": {"reward": {"uri": "job://job"}}})
+    second = first(spec={"models": {"reward": {"uri": "job://job"}}})
     inputs = {"first": first(spec={"models": {"reward": {"uri": "job://second"}}}), "second": second}
     world = World(spec=PPO_LIKE, inputs=inputs)
     world.settle()

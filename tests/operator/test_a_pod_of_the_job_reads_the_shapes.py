@@ -15,7 +15,7 @@ from rlhf_operator import names
 from rlhf_operator.placement.map_job import map_job
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.resources import reader
-from rlhf_operator.resources.fixed import fixed_part
+from rlhf_operator.resources.identity import fixed_part
 from rlhf_operator.snapshot import ObservedClaim, ObservedContainer, Refusal, Snapshot
 from tests.each import each_case
 from tests.operator.rendered import A100, SETTINGS, changed, nodes, snapshot, variables

@@ -13,7 +13,6 @@ from rlhf_operator.actions import Create
 from rlhf_operator.reconcile.attempt_status import SLOW_START_SECONDS
 from rlhf_operator.reconcile.room import groups_of, held_by, place, with_sandboxes
 from rlhf_operator.resources import sandboxes
-from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedContainer, ObservedPod, ObservedRayJob, Refusal
 from tests.operator.fake_trainer import START
@@ -140,10 +139,10 @@ def test_the_trainer_is_told_where_they_are() -> None:
 def test_a_job_begins_only_with_room_for_its_sandboxes() -> None:
     asked, there = job(cpu="30"), nodes(1)
     seen = snapshot(asked, there)
-    pods = AttemptPods(snapshot=seen, job=asked, mapping=mapped(asked, there), settings=Settings())
-    found = place(groups_of(pods), seen)
+    mapping = mapped(asked, there)
+    found = place(groups_of(seen, asked, mapping, Settings()), seen)
     assert "1 of 3 sandboxes (30 CPUs, 1Gi each)" in found.lacks
-    assert not place(groups_of(replace(pods, job=job())), seen).lacks
+    assert not place(groups_of(seen, job(), mapping, Settings()), seen).lacks
 
 
 def test_their_room_stays_reserved_while_they_come_and_go() -> None:

@@ -15,7 +15,7 @@ from rlhf_kubectl.why import TABLE
 from rlhf_operator import conditions, evidence, names
 from rlhf_operator.evidence import CLASSES, OF_EXIT_CODE
 from rlhf_operator.placement import map_job
-from rlhf_operator.resources.fixed import fixed_part
+from rlhf_operator.resources.identity import fixed_part
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import RefusalReason
 from tests.each import each_case

@@ -12,7 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlhf_api.status import Phase, Status
-from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, SAMPLES, Account, OperatorMetrics, look
+from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, Account, OperatorMetrics, look, samples_of
 from rlhf_operator.server import Ports, Server
 from rlhf_operator.snapshot import ObservedJob
 from tests.each import each_case
@@ -216,7 +216,7 @@ def test_an_ended_job_holds_no_gpus_and_its_save_ages_not() -> None:
 
 def spent_by(account: Account) -> dict[str, dict[tuple[str, ...], float]]:
     names = ("rlhf_job_phase_seconds_total", "rlhf_job_gpu_seconds_total", "rlhf_job_cost_total")
-    return {name: dict(SAMPLES[name](account)) for name in names}
+    return {name: dict(samples_of(account)[name]) for name in names}
 
 
 def test_a_job_is_charged_for_the_time_with_pods() -> None:

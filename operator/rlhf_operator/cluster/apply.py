@@ -1,6 +1,7 @@
 """Application of plans to the cluster: each step may be repeated, and none is done for a job that has changed."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rlhf_api.status import Status
@@ -40,20 +41,16 @@ class RefusedError(Exception):
         super().__init__(refusal.message)
 
 
+@dataclass(frozen=True, eq=False)
 class Applier:
     """Writer of plans to the cluster; raises NotLeadingError once `may_write` returns False."""
 
-    def __init__(
-        self,
-        client: Client,
-        cache: Cache,
-        events: EventRecorder,
-        may_write: Callable[[], bool],
-        enqueue: Callable[[set[Key]], None],
-    ) -> None:
-        """`enqueue` gets the keys of other jobs that a write affects; the later watch event finds nothing new."""
-        self._client, self._cache, self._events, self._may_write = client, cache, events, may_write
-        self._enqueue = enqueue
+    client: Client
+    cache: Cache
+    events: EventRecorder
+    may_write: Callable[[], bool]
+    enqueue: Callable[[set[Key]], None]
+    """Function that gets the keys of other jobs that a write affects; the later watch event finds nothing new."""
 
     async def write_status(self, snapshot: Snapshot, plan: Plan) -> None:
         """Write a plan's status if it differs from the job's. After a StaleError or ApiError no action may be done."""
@@ -84,7 +81,7 @@ class Applier:
             raise
         finally:
             for event in events:
-                await self._events.record(snapshot.job, event)
+                await self.events.record(snapshot.job, event)
 
     async def _patch(
         self, resource: Resource, job: ObservedJob, name: str, body: Manifest, subresource: str = ""
@@ -92,7 +89,7 @@ class Applier:
         """Patch an object in the job's namespace; return it. Raises StaleError if the object has changed or is gone."""
         path, kind = resource.path(job.namespace, name, subresource), f"{resource.plural}/{subresource}".rstrip("/")
         try:
-            return await self._client.call("PATCH", path, kind=kind, query=WRITTEN_BY, body=body, may=self._may_write)
+            return await self.client.call("PATCH", path, kind=kind, query=WRITTEN_BY, body=body, may=self.may_write)
         except ApiError as error:
             if error.status in (CONFLICT, NOT_FOUND):
                 raise StaleError(str(error)) from None
@@ -103,8 +100,8 @@ class Applier:
         resource = CREATED[raw.text(manifest, "apiVersion"), kind]
         path = resource.path(job.namespace)
         try:
-            made = await self._client.call(
-                "POST", path, kind=resource.plural, query=CREATED_BY, body=manifest, may=self._may_write
+            made = await self.client.call(
+                "POST", path, kind=resource.plural, query=CREATED_BY, body=manifest, may=self.may_write
             )
         except ApiError as error:
             if error.status in (FORBIDDEN, INVALID, 400):
@@ -117,12 +114,12 @@ class Applier:
             self._remember(job, CACHED[resource.plural], made)
 
     def _remember(self, job: ObservedJob, kind: KindName, document: Document) -> None:
-        self._enqueue(self._cache.put(kind, document) - {(job.namespace, job.name)})
+        self.enqueue(self.cache.put(kind, document) - {(job.namespace, job.name)})
 
     async def _existing(self, job: ObservedJob, resource: Resource, manifest: Manifest) -> Document:
         """Return the existing object of this name. Raises RefusedError if it does not have the manifest's owner."""
         name = raw.text(manifest, "metadata", "name")
-        if (found := await self._client.get(resource, job.namespace, name)) is None:
+        if (found := await self.client.get(resource, job.namespace, name)) is None:
             raise StaleError(f"{resource.kind} {name} was there and is gone")
         is_kept = resource is CLAIMS and parse.kept_for(found) == job.name
         if is_kept or {job.uid, *parse.owners(manifest)} & parse.owners(found):
@@ -131,12 +128,12 @@ class Applier:
         raise await self._refused(job, Refusal(reason="NameConflict", message=message))
 
     async def _refused(self, job: ObservedJob, refusal: Refusal) -> RefusedError:
-        await self._events.record(job, Event(kind="Warning", reason=refusal.reason, message=refusal.message))
+        await self.events.record(job, Event(kind="Warning", reason=refusal.reason, message=refusal.message))
         return RefusedError(refusal)
 
     async def _set_owner(self, job: ObservedJob, action: SetOwner) -> None:
         """Add the job to its claim's owners, or remove the job from the owners; an event reports a refused change."""
-        if (found := await self._client.get(CLAIMS, job.namespace, action.claim)) is None:
+        if (found := await self.client.get(CLAIMS, job.namespace, action.claim)) is None:
             return
         owners = [each for each in raw.entries(found, "metadata", "ownerReferences") if each.get("uid") != job.uid]
         body = {
@@ -152,7 +149,7 @@ class Applier:
                 raise
             becomes = "go" if action.owned else "stay"
             message = f"Claim {action.claim} is to {becomes} when the job is deleted, which is refused: {error}"
-            await self._events.record(job, Event(kind="Warning", reason="ClaimNotChanged", message=message))
+            await self.events.record(job, Event(kind="Warning", reason="ClaimNotChanged", message=message))
 
     async def _resize(self, job: ObservedJob, action: Resize) -> None:
         """Set the number of pods of an elastic pool in its RayCluster; an event reports it if that is refused."""
@@ -162,11 +159,11 @@ class Applier:
             if error.status not in (FORBIDDEN, INVALID):
                 raise
             message = f"Pool {action.pool} is to have {action.nodes} pods, which is refused: {error}"
-            await self._events.record(job, Event(kind="Warning", reason="PoolNotResized", message=message))
+            await self.events.record(job, Event(kind="Warning", reason="PoolNotResized", message=message))
 
     async def _set_replicas(self, job: ObservedJob, action: Resize) -> None:
         """Write the size of an elastic pool, unless it is there; the patch holds the whole list of worker groups."""
-        found = await self._client.get(RAYCLUSTERS, job.namespace, action.cluster) or {}
+        found = await self.client.get(RAYCLUSTERS, job.namespace, action.cluster) or {}
         groups = [dict(each) for each in raw.entries(found, "spec", "workerGroupSpecs")]
         named = (each for each in groups if raw.text(each, "template", "metadata", "labels", names.POOL) == action.pool)
         is_own = raw.text(found, "metadata", "labels", names.JOB_UID) == job.uid
@@ -182,7 +179,7 @@ class Applier:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": action.uid}, **options}
         path = resource.path(namespace, action.name)
         try:
-            await self._client.call("DELETE", path, kind=resource.plural, body=body, may=self._may_write)
+            await self.client.call("DELETE", path, kind=resource.plural, body=body, may=self.may_write)
         except ApiError as error:
             if error.status == CONFLICT:  # it has changed, or another one has its name
                 raise StaleError(str(error)) from None

@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -20,7 +20,6 @@ from rlhf_operator.placement.turns import Turns
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
     ObservedClaim,
-    ObservedInput,
     ObservedJob,
     ObservedNode,
     ObservedPod,
@@ -33,53 +32,48 @@ NEVER: Final = 2**63
 FAILING_SECONDS: Final = 60.0  # of failing passes, after which a job no longer holds up younger jobs in line
 
 
+@dataclass(eq=False)
 class Observer:
     """Maker of Snapshots; `enqueue` gets the keys of other jobs that an object read from the API server concerns."""
 
-    offer = Offer()
+    client: Client
+    cache: Cache
+    heartbeats: Heartbeats
+    settings: Settings
+    enqueue: Callable[[set[Key]], None]
+    offer: Offer = field(default_factory=Offer)
     """Kinds and capabilities of the cluster; none until the API server was asked."""
-
-    def __init__(
-        self,
-        client: Client,
-        cache: Cache,
-        heartbeats: Heartbeats,
-        settings: Settings,
-        enqueue: Callable[[set[Key]], None],
-    ) -> None:
-        self._client, self._cache, self._heartbeats, self._settings = client, cache, heartbeats, settings
-        self._enqueue, self._unusable_groups = enqueue, tuple[str, ...]()
-        self.failing: dict[Key, float] = {}
-        """Time since which every pass over a job has failed, by job, in seconds of this process's monotonic clock."""
-        self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
+    unusable_groups: tuple[str, ...] = ()
+    failing: dict[Key, float] = field(default_factory=dict)
+    """Time since which every pass over a job has failed, by job, in seconds of this process's monotonic clock."""
 
     def use_groups(self, settings: Settings, unusable: tuple[str, ...]) -> bool:
         """Use these settings from now on. If node groups have changed, wake all jobs and return True."""
-        before = self._settings, self._unusable_groups
-        self._settings, self._unusable_groups = settings, unusable
+        before = self.settings, self.unusable_groups
+        self.settings, self.unusable_groups = settings, unusable
         if has_changed := before != (settings, unusable):
-            self._enqueue(set(self.keys()))
+            self.enqueue(set(self.keys()))
         return has_changed
 
     def keys(self) -> list[Key]:
         """Return the keys of all jobs, the oldest first: younger jobs wait for the first pass of older ones."""
-        return [key for key, _ in sorted(self._cache.jobs, key=lambda job: job[1].value.created)]
+        return [key for key, _ in sorted(self.cache.jobs, key=lambda job: job[1].value.created)]
 
     async def sync(self) -> None:
         """List all objects of all kinds into the cache: at the start, and to repair what a watch has missed."""
         failed: Exception | None = None
         # One after the other: several long lists at once would all be in memory.
         for kind in self.offer.kinds:
-            for namespace in self._namespaces if kind.namespaced else (None,):
+            for namespace in (kind.namespaced and self.settings.namespaces) or (None,):
                 try:
                     slim = parse.slim_pod if kind.name == "pods" else None
-                    listing = await self._client.list(kind.resource, namespace, kind.selector, slim=slim)
-                    self._enqueue(self._cache.put_list(kind.name, listing, self._cache.keys(kind.name, namespace)))
+                    listing = await self.client.list(kind.resource, namespace, kind.selector, slim=slim)
+                    self.enqueue(self.cache.put_list(kind.name, listing, self.cache.keys(kind.name, namespace)))
                 except Exception as error:  # noqa: BLE001 the other kinds are listed all the same
                     failed = error
         if failed:
             raise failed
-        self._heartbeats.forget_all_but({job.uid for _, job in self._cache.jobs})
+        self.heartbeats.forget_all_but({job.uid for _, job in self.cache.jobs})
 
     async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None:
         """Return the Snapshot of a job; None if the job does not exist.
@@ -89,7 +83,7 @@ class Observer:
         foreign: tuple[ObservedRayJob, ...] = ()
         if fresh:
             await self._read_live(key)
-        if (entry := self._cache.jobs.get(key)) is None:
+        if (entry := self.cache.jobs.get(key)) is None:
             return None
         if fresh and "kuberay" in self.offer.capabilities:
             foreign = await self._foreign_rayjobs(entry.value)
@@ -99,10 +93,10 @@ class Observer:
 
     def head(self, key: Key) -> tuple[str, ObservedPod] | None:
         """Return (uid of the job, head pod of its current attempt); None if no head pod is running."""
-        if (entry := self._cache.jobs.get(key)) is None:
+        if (entry := self.cache.jobs.get(key)) is None:
             return None
         job = entry.value
-        for pod in view.pods_of(self._cache, job):
+        for pod in view.pods_of(self.cache, job):
             if pod.role == names.CONTROLLER and pod.attempt == job.status.attempt and pod.ip and pod.phase == "Running":
                 return job.uid, pod
         return None
@@ -110,39 +104,39 @@ class Observer:
     async def _read_live(self, key: Key) -> None:
         """Read the job first, then its RayJobs and pods into the cache: a write fails if the job changes later."""
         namespace, name = key
-        found = await self._client.get(JOBS, namespace, name)
+        found = await self.client.get(JOBS, namespace, name)
         listing = Listing(items=() if found is None else (found,), version=NEVER)
-        changed = self._cache.put_list("jobs", listing, [key])
-        entry = self._cache.jobs.get(key)
+        changed = self.cache.put_list("jobs", listing, [key])
+        entry = self.cache.jobs.get(key)
         # The status names an attempt before its RayJob is made. For each list by label the server looks at all objects
         # of the kind, which would be a million looks for a thousand new jobs.
         has_attempt = entry is not None and entry.value.status.attempt is not None
-        if found and (has_attempt or self._cache.rayjobs.find(*key) or self._cache.pods.find(*key)):
+        if found and (has_attempt or self.cache.rayjobs.find(*key) or self.cache.pods.find(*key)):
             selector = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}={name}"
-            pods = await self._client.list(PODS, namespace, selector)
-            changed |= self._cache.put_list("pods", pods, [each for each, _ in self._cache.pods.find(*key)])
+            pods = await self.client.list(PODS, namespace, selector)
+            changed |= self.cache.put_list("pods", pods, [each for each, _ in self.cache.pods.find(*key)])
             if "kuberay" in self.offer.capabilities:
-                rayjobs = await self._client.list(RAYJOBS, namespace, selector)
-                keys = [each for each, _ in self._cache.rayjobs.find(*key)]
-                changed |= self._cache.put_list("rayjobs", rayjobs, keys)
-        self._enqueue(changed - {key})
+                rayjobs = await self.client.list(RAYJOBS, namespace, selector)
+                keys = [each for each, _ in self.cache.rayjobs.find(*key)]
+                changed |= self.cache.put_list("rayjobs", rayjobs, keys)
+        self.enqueue(changed - {key})
 
     async def _foreign_rayjobs(self, job: ObservedJob) -> tuple[ObservedRayJob, ...]:
         """Return the RayJobs that have the name of the job's current or next attempt but lack the job's label."""
         attempt = job.status.attempt or 0
         expected = {names.rayjob_name(job.name, number) for number in (attempt, attempt + 1) if number}
-        unseen = sorted(expected - {key[1] for key, _ in self._cache.rayjobs.find(job.namespace, job.name)})
-        found = await asyncio.gather(*(self._client.get(RAYJOBS, job.namespace, name) for name in unseen))
+        unseen = sorted(expected - {key[1] for key, _ in self.cache.rayjobs.find(job.namespace, job.name)})
+        found = await asyncio.gather(*(self.client.get(RAYJOBS, job.namespace, name) for name in unseen))
         return tuple(parse.parse_rayjob(each, job.uid) for each in found if each is not None)
 
     async def _read_last_heartbeat(self, job: ObservedJob) -> None:
         """Read the trainer's last status once Ray reports the end of the attempt, before anything is decided."""
-        rayjob = self._cache.rayjobs.get((job.namespace, names.rayjob_name(job.name, job.status.attempt or 0)))
+        rayjob = self.cache.rayjobs.get((job.namespace, names.rayjob_name(job.name, job.status.attempt or 0)))
         ended = ("SUCCEEDED", "FAILED", "STOPPED")
         over = rayjob is not None and rayjob.owner == job.uid and rayjob.value.job_status in ended
-        known = self._heartbeats.last(job.uid, job.status.attempt)
+        known = self.heartbeats.last(job.uid, job.status.attempt)
         if over and not (known and known.complete) and (head := self.head((job.namespace, job.name))):
-            await self._heartbeats.read(*head)
+            await self.heartbeats.read(*head)
 
     async def _complaint(self, snapshot: Snapshot) -> str:
         """Return the newest event about a pod that does not start, or warning about objects that lack pods."""
@@ -161,7 +155,7 @@ class Observer:
     async def _events(self, namespace: str, fields: str) -> Listing:
         """Return the events that a field selector chooses; none if the operator may not read events."""
         try:
-            return await self._client.list(EVENTS, namespace, fields=fields)
+            return await self.client.list(EVENTS, namespace, fields=fields)
         except ApiError as error:
             if error.status != FORBIDDEN:
                 raise
@@ -170,32 +164,33 @@ class Observer:
     def _snapshot(
         self, job: ObservedJob, foreign: tuple[ObservedRayJob, ...], *, fresh: bool, since: datetime
     ) -> Snapshot:
-        inputs = {each.name: each for each in view.inputs(self._cache, job)}
-        pods = tuple(view.pods_of(self._cache, job))
-        rayjobs = self._cache.rayjobs.find(job.namespace, job.name)
-        quotas = self._cache.quotas.find(job.namespace, names.rayjob_name(job.name, job.status.attempt or 0))
-        taken, by_jobs = view.held_by_others(self._cache, job, self._settings)
+        inputs = {each.name: each for each in view.inputs(self.cache, job)}
+        pods = tuple(view.pods_of(self.cache, job))
+        rayjobs = self.cache.rayjobs.find(job.namespace, job.name)
+        quotas = self.cache.quotas.find(job.namespace, names.rayjob_name(job.name, job.status.attempt or 0))
+        taken, by_jobs = view.held_by_others(self.cache, job, self.settings)
+        others = [each for each in self._jobs() if each.uid != job.uid]
         return Snapshot(
             job=job,
             rayjobs=(*(replace(each.value, owned=each.owner == job.uid) for _, each in rayjobs), *foreign),
             pods=tuple(each for each in pods if each.role not in (names.READER, names.SANDBOX)),
             readers=tuple(each for each in pods if each.role == names.READER),
             sandboxes=tuple(each for each in pods if each.role == names.SANDBOX),
-            lost_pods=self._cache.lost_pods(job),
+            lost_pods=self.cache.lost_pods(job),
             inputs=inputs,
             claims=dict(self._claims(job, inputs)),
             quota=quotas[0][1].value if quotas else None,
-            heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
-            measured=tuple(view.measured_attempts(self._cache, job)) if fresh else (),
+            heartbeat=self.heartbeats.last(job.uid, job.status.attempt),
+            measured=tuple(view.measured_attempts(self.cache, job)) if fresh else (),
             nodes=self._nodes(),
             priorities=self._priorities(),
-            unusable_groups=self._unusable_groups,
-            claimable_gpus=view.claimable_gpus(self._cache),
+            unusable_groups=self.unusable_groups,
+            claimable_gpus=view.claimable_gpus(self.cache),
             taken=taken,
             held_by_jobs=by_jobs,
             line=tuple(each for each in self._line() if each.uid != job.uid),
-            pausing=tuple(each for each in self._pausing() if each.uid != job.uid),
-            holders=tuple(each for each in self._holders() if each.uid != job.uid),
+            pausing=tuple(each for each in others if each.status.next_attempt_time and not each.status.reserved),
+            holders=tuple(each for each in others if each.status.reserved),
             capabilities=self.offer.capabilities,
             watching_since=since,
             fresh=fresh,
@@ -203,7 +198,7 @@ class Observer:
 
     def _priorities(self) -> dict[str, int]:
         """Return the value of each priority class by name; the default for pods without a class is under ''."""
-        classes = {name: entry.value for (_, name), entry in self._cache.priorities}
+        classes = {name: entry.value for (_, name), entry in self.cache.priorities}
         default = max((value for value, is_default in classes.values() if is_default), default=0)
         return {"": default, **{name: value for name, (value, _) in classes.items()}}
 
@@ -212,39 +207,33 @@ class Observer:
 
         Jobs that began before their turn, or hold extra nodes, are returned, too: a waiting job may need their room.
         """
-        if not self._cache.has_line_moved:
+        if not self.cache.has_line_moved:
             return []
-        self._cache.has_line_moved = False
-        turns = Turns(self._nodes() or (), self._priorities(), self._holders(), self._settings)
-        givers = (job for job in self._holders() if _may_give_room(job))
+        self.cache.has_line_moved = False
+        holders = [job for job in self._jobs() if job.status.reserved]
+        turns = Turns(self._nodes() or (), self._priorities(), holders, self.settings)
+        givers = (job for job in holders if _may_give_room(job))
         return [(job.namespace, job.name) for job in (*turns.first(self._line()), *givers)]
 
     def _nodes(self) -> tuple[ObservedNode, ...] | None:
         """Return the nodes, with those that groups may add; None if the operator may not list them."""
-        return view.nodes_of(self._cache, self._settings) if "nodes" in self.offer.capabilities else None
+        return view.nodes_of(self.cache, self.settings) if "nodes" in self.offer.capabilities else None
 
     def _line(self) -> Iterator[ObservedJob]:
         """Yield the jobs that wait for room, or may do so after their first pass."""
         given_up = time.monotonic() - FAILING_SECONDS
-        for key, entry in self._cache.jobs:
-            job = entry.value
+        for job in self._jobs():
             waits = not job.status.conditions or conditions.in_line(job.status)
-            if waits and not job.deleting and self.failing.get(key, NEVER) > given_up:
+            if waits and self.failing.get((job.namespace, job.name), NEVER) > given_up:
                 yield job
 
-    def _pausing(self) -> Iterator[ObservedJob]:
-        """Yield the jobs without room whose next attempt begins after a pause."""
-        jobs = (entry.value for _, entry in self._cache.jobs if entry.value.status.next_attempt_time)
-        return (job for job in jobs if not (job.status.reserved or job.deleting))
+    def _jobs(self) -> Iterator[ObservedJob]:
+        return (entry.value for _, entry in self.cache.jobs if not entry.value.deleting)
 
-    def _holders(self) -> Iterator[ObservedJob]:
-        jobs = (entry.value for _, entry in self._cache.jobs)
-        return (job for job in jobs if job.status.reserved and not job.deleting)
-
-    def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[tuple[str, ObservedClaim]]:
+    def _claims(self, job: ObservedJob, inputs: dict[str, ObservedJob]) -> Iterator[tuple[str, ObservedClaim]]:
         read = claims_named({"outputs": [each.output_uri for each in inputs.values()]})
         for name in sorted({names.output_claim_name(job.name)} | claims_named(job.spec) | read):
-            if entry := self._cache.claims.get((job.namespace, name)):
+            if entry := self.cache.claims.get((job.namespace, name)):
                 yield name, replace(entry.value, owned=entry.owner == job.uid)
 
 

@@ -33,20 +33,13 @@ def status(document: object) -> Status:
     given = {field: value for field, value in raw.mapping(document).items() if _storable(value)}
     try:
         return _status(given)
-    except ValidationError:
-        return _status({field: value for field, value in given.items() if _readable(field, value)})
+    except ValidationError as error:
+        wrong = {each["loc"][0] for each in error.errors()}
+        return _status({field: value for field, value in given.items() if field not in wrong})
 
 
 def _status(document: Mapping[str, Any]) -> Status:
     return Status.model_validate(document, by_alias=True, by_name=False)
-
-
-def _readable(field: str, value: object) -> bool:
-    try:
-        _status({field: value})
-    except ValidationError:
-        return False
-    return True
 
 
 def _storable(value: object) -> bool:
@@ -176,6 +169,8 @@ def pod(document: Document) -> snapshot.ObservedPod:
     planned = raw.number(document, "spec", "terminationGracePeriodSeconds")
     seconds = requested if requested is not None else planned if planned is not None else 30
     grace, phase = min(max(seconds, 0), MAX_SECONDS), raw.text(document, "status", "phase")
+    # The control plane writes Ready=False for a silent node: a kubelet gives a reason.
+    is_silent = phase == "Running" and ready.get("status") == "False" and not raw.text(ready, "reason")
     return snapshot.ObservedPod(
         name=raw.text(document, "metadata", "name"),
         uid=raw.text(document, "metadata", "uid"),
@@ -193,18 +188,13 @@ def pod(document: Document) -> snapshot.ObservedPod:
         scheduled=raw.time(scheduled, "lastTransitionTime") if scheduled.get("status") == "True" else None,
         created=raw.time(document, "metadata", "creationTimestamp") or raw.LONG_AGO,
         not_ready_since=raw.time(ready, "lastTransitionTime") if ready.get("status") != "True" else None,
-        silent_since=raw.time(ready, "lastTransitionTime") if _is_silent(ready, phase) else None,
+        silent_since=raw.time(ready, "lastTransitionTime") if is_silent else None,
         # Kubernetes writes when the grace period will be over.
         deleting_since=deletion - timedelta(seconds=grace) if deletion else None,
         grace_seconds=grace,
         requests={} if phase in ("Succeeded", "Failed") else dict(requests_of(_requesting_fields(document))),
         containers=tuple(_containers(document)),
     )
-
-
-def _is_silent(ready: Document, phase: str) -> bool:
-    """Whether the control plane wrote a pod's condition Ready=False for a silent node: a kubelet gives a reason."""
-    return phase == "Running" and ready.get("status") == "False" and not raw.text(ready, "reason")
 
 
 def slim_pod(document: Document) -> Document:

@@ -6,11 +6,10 @@ from typing import TypeAlias
 
 from rlhf_api.status import Attempt
 from rlhf_operator import conditions, names
-from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.placement.node_groups import with_coming_nodes
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedNode, ObservedPod, inputs_of
+from rlhf_operator.snapshot import ObservedJob, ObservedNode, ObservedPod, inputs_of
 
 Held: TypeAlias = dict[str, Counter[str]]
 """Amounts by node and resource, in the units of `amounts`."""
@@ -86,7 +85,7 @@ def _missing(cache: Cache, job: ObservedJob) -> Held:
     return {node: amount for node, amount in missing.items() if amount}
 
 
-def inputs(cache: Cache, job: ObservedJob) -> Iterator[ObservedInput]:
+def inputs(cache: Cache, job: ObservedJob) -> Iterator[ObservedJob]:
     """Yield the jobs whose output this job reads (job://), and the input jobs of those, each once."""
     known: set[str] = set()
     waiting = sorted(inputs_of(job.spec))
@@ -95,7 +94,7 @@ def inputs(cache: Cache, job: ObservedJob) -> Iterator[ObservedInput]:
         entry = None if name in known else cache.jobs.get((job.namespace, name))
         known.add(name)
         if entry is not None:
-            yield input_of(entry.value)
+            yield entry.value
             waiting += sorted(inputs_of(entry.value.spec))
 
 
@@ -127,14 +126,3 @@ def _move_surplus(node: str, reserved: Counter[str], room: Held, taken: Held, by
         for held in (taken, by_jobs):
             held[node] = held[node] - moved
             held[other] = held.get(other, Counter()) + moved
-
-
-def input_of(job: ObservedJob) -> ObservedInput:
-    """Return the facts about a job that jobs which read its output need."""
-    return ObservedInput(
-        name=job.name,
-        algorithm=raw.text(job.spec, "algorithm", "name"),
-        phase=job.status.phase,
-        output_uri=job.status.output.uri if job.status.output else "",
-        spec=job.spec,
-    )

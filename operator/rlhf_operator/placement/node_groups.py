@@ -31,7 +31,7 @@ def _coming(
     known = {"cpu": group.cpu, "memory": group.memory}
     for number in range(there + 1, group.most + 1):
         node = ObservedNode(
-            name=names.coming_node(group.name or "", number),
+            name=f"{group.name}{names.OF_GROUP}{number:05}",  # the lowest numbers come first
             ready=True,
             schedulable=True,
             labels={**product, **group.match_labels},

@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-from rlhf_api import status
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, Measured, MeasuredPhase, Pace
-from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping, MappedPool
+from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping
 from rlhf_mapper.place import generating, pool_of
 from rlhf_operator.placement.ask_mapper import Past, lengths, models_digest, predict_placed
 from rlhf_operator.placement.capacity import capacity_for
@@ -57,7 +56,7 @@ def predicted(
 def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
     """Convert a mapping of the status to a mapping of the mapper, without a prediction."""
     hosts = {role: host for role, host in PLACED_WITH.items() if role in job.models()}
-    pools = tuple(_pool(job, pool) for pool in current.pools)
+    pools = tuple(replace(pool_of(pool, job), gpu=pool.gpu or "", zones=pool.zones or ()) for pool in current.pools)
     rollout_pool = next((pool for pool in pools if "rollout" in pool.models), None)
     sizes: dict[Role, ParallelSizes] = {}
     for each in current.sizes:
@@ -68,7 +67,3 @@ def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
         sizes[each.role] = each.over(0, generation_pipeline=pipeline, generation_tensor=tensor)
     sizes |= {role: sizes[host] for role, host in hosts.items()}
     return DeviceMapping(device=current.device, pools=pools, sizes=sizes)
-
-
-def _pool(job: Job, pool: status.MappedPool) -> MappedPool:
-    return replace(pool_of(pool, job), gpu=pool.gpu or "", zones=pool.zones or ())

@@ -77,7 +77,7 @@ def update_progress(ctx: ReconcileContext) -> bool:
 def _set_healthy(ctx: ReconcileContext) -> None:
     """Set the condition Healthy by the causes of trouble that the trainer has found; a job without any has none."""
     if causes := ctx.status.causes:
-        ctx.set_condition("Healthy", "False", causes[-1].partition(" ")[0], conditions.shortened(causes[-1]))
+        ctx.set_condition("Healthy", "False", causes[-1].partition(" ")[0], causes[-1])
     elif ctx.condition("Healthy") is not None:
         ctx.set_condition("Healthy", "True", "NoCauseFound", "The trainer finds no cause of trouble any more.")
 

@@ -32,17 +32,6 @@ CURRENT: Final = frozenset({"Running", "Suspended", "Succeeded"})
 """Phases of a job that is as its manifest wants it."""
 READINESS: Final[Mapping[Readiness, Kstatus]] = {"Ready": "Current", "Reconciling": "InProgress", "Stalled": "Failed"}
 """Condition of kstatus -> state in which it is True."""
-EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = {
-    "Pending": ("Accepted", "InputsReady"),
-    "Mapping": ("Mapped",),
-    **dict.fromkeys(("Queued", "WaitingForNodes"), ("QuotaReserved",)),
-    "Provisioning": ("ClusterReady",),
-    **dict.fromkeys(("Suspending", "Suspended"), ("Suspended",)),
-    "Succeeded": ("Complete",),
-    "Failed": ("Failed",),
-}
-"""Conditions whose message explains a phase; all other phases are explained by Training."""
-
 BEFORE_AN_ATTEMPT: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady", "Mapped")
 """Conditions that must be True before a RayJob is created."""
 WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterReady", "SandboxesReady", "Healthy")
@@ -102,7 +91,7 @@ class ReconcileContext:
         self._set_readiness(phase)
         self._add_obstacle_events()
         if phase != before and phase not in ("Pending", "Mapping"):  # the events of conditions say why
-            messages = (each.message for each in explaining(self.status, phase))
+            messages = (each.message for each in conditions.explaining(self.status, phase))
             message = next(filter(None, messages), f"The job was {before} before.")
             self.add_event("Warning" if phase == "Failed" else "Normal", phase, message)
         again = min((max(wait, SHORTEST_REQUEUE) for wait in self.requeue_times), default=None)
@@ -111,7 +100,7 @@ class ReconcileContext:
     def _set_readiness(self, phase: Phase) -> None:
         """Set the conditions of kstatus. As for a Kubernetes Job, Current is one that trains or is suspended, too."""
         state: Kstatus = "Failed" if phase == "Failed" else "Current" if phase in CURRENT else "InProgress"
-        message = next((each.message for each in explaining(self.status, phase) if each.message), "")
+        message = next((each.message for each in conditions.explaining(self.status, phase) if each.message), "")
         for kind, true_in in READINESS.items():
             is_true = state == true_in
             self.set_condition(kind, "True" if is_true else "False", state, message if is_true else "")
@@ -136,7 +125,7 @@ class ReconcileContext:
         if phase == "Running" and self.holds("Slow"):
             return "NoProgress"
         is_reached = phase in FINAL or phase == "Suspended"
-        candidates = explaining(self.status, phase)
+        candidates = conditions.explaining(self.status, phase)
         return next((each.reason for each in candidates if each.status != "True" or is_reached), None)
 
     @cached_property
@@ -264,11 +253,6 @@ def _parsed_job(name: str, namespace: str, spec: str, step: AlgorithmFacts | Non
     metadata = {"name": name, "namespace": namespace}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": json.loads(spec)}
     return Job.parse(document, step=step)
-
-
-def explaining(status: Status, phase: Phase) -> list[Condition]:
-    kinds = EXPLAINING_CONDITIONS.get(phase, ("Training",))
-    return [each for kind in kinds if (each := conditions.found(status.conditions, kind))]
 
 
 def _policy(snapshot: Snapshot) -> RunPolicy:

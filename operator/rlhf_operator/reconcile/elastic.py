@@ -7,7 +7,6 @@ trainer is not told: it looks which nodes Ray has.
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -19,7 +18,6 @@ from rlhf_operator.placement.capacity import counted
 from rlhf_operator.reconcile import giving, line
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import groups_of, held_by, place, with_sandboxes
-from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
 
@@ -92,10 +90,8 @@ def _observed_pool(ctx: ReconcileContext) -> ObservedPool | None:
 
 def _metric(ctx: ReconcileContext, name: str) -> float:
     """Return a metric of the latest step; 0 if there is no such number."""
-    with suppress(ValueError):
-        value = float(next((each.value for each in ctx.status.metrics if each.name == name), "0"))
-        return value if math.isfinite(value) else 0.0
-    return 0.0
+    value = ctx.status.measures.get(name, 0.0)
+    return value if math.isfinite(value) else 0.0
 
 
 def _follow(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None:
@@ -143,8 +139,8 @@ def _follow_idle_shares(ctx: ReconcileContext, found: ObservedPool) -> NewSize |
 def _free_room(ctx: ReconcileContext, found: ObservedPool, count: int) -> tuple[Reserved, ...]:
     """Return room for `count` more pods, best on existing nodes; none if a waiting job may use these nodes."""
     seen, avoided = ctx.snapshot, failure.bad_nodes(ctx.snapshot, ctx.now)
-    pods = AttemptPods(snapshot=seen, job=found.job, mapping=found.mapping, settings=ctx.settings, avoided=avoided)
-    group = groups_of(pods)[1 + found.mapping.pools.index(found.pool)]
+    groups = groups_of(seen, found.job, found.mapping, ctx.settings, avoided)
+    group = groups[1 + found.mapping.pools.index(found.pool)]
     room = place([replace(group, count=count)], seen.without(avoided).also_taken(ctx.status.reserved))
     nodes = {each.node for each in room.reserved}
     is_free = nodes.isdisjoint(giving.nodes_for_waiting(ctx, line.waiting_jobs(ctx)))

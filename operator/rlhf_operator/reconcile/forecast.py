@@ -13,8 +13,7 @@ from typing import Final, Self
 from rlhf_api.status import Reserved, Status
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import Group, Room, groups_of, place
-from rlhf_operator.resources.pods import AttemptPods
-from rlhf_operator.snapshot import ObservedInput, ObservedJob, Snapshot, inputs_of
+from rlhf_operator.snapshot import ObservedJob, Snapshot, inputs_of
 from rlhf_operator.times import parsed, since
 
 FORESEEN_SECONDS: Final = 90 * 86400.0
@@ -29,18 +28,18 @@ class Forecast:
 
     snapshot: Snapshot
     holders: tuple[tuple[float, ObservedJob], ...]
-    """(predicted seconds until its end, job) of the jobs that hold room; the first to end comes first."""
+    """(predicted seconds until its end, job) of the jobs that hold room."""
 
     @classmethod
     def of(cls, ctx: ReconcileContext, snapshot: Snapshot) -> Self:
         """Return the forecast without the job of this pass; pods of ended attempts are taken to be gone."""
         ends = ((remaining_seconds(each, ctx.now), each) for each in ctx.snapshot.holders)
-        return cls(snapshot=snapshot, holders=_by_end(ends_of=[*ends]))
+        return cls(snapshot=snapshot, holders=tuple(ends))
 
     def beside(self, job: ObservedJob, reserved: Sequence[Reserved], end: float = math.inf) -> Self:
         """Return the forecast in which a job holds this room, too. end: seconds until it gives the room back."""
         holder = replace(job, status=job.status.model_copy(update={"reserved": tuple(reserved)}))
-        return replace(self, holders=_by_end([*self.holders, (end, holder)]))
+        return replace(self, holders=(*self.holders, (end, holder)))
 
     def start_of(self, pods: Sequence[Group]) -> tuple[float, Room]:
         """Return (seconds until all pods of an attempt have room, that room); infinite seconds: it is not known."""
@@ -53,10 +52,6 @@ class Forecast:
         """Return the trial placement of an attempt's pods after so many seconds."""
         left = [job for end, job in self.holders if end > seconds]
         return place(pods, self.snapshot.taken_only_by(left))
-
-
-def _by_end(ends_of: list[tuple[float, ObservedJob]]) -> tuple[tuple[float, ObservedJob], ...]:
-    return tuple(sorted(ends_of, key=lambda each: (each[0], each[1].namespace, each[1].name)))
 
 
 def expected_start(ctx: ReconcileContext, ahead: Sequence[ObservedJob], pods: Sequence[Group]) -> float:
@@ -111,7 +106,9 @@ def _step_seconds(status: Status) -> float | None:
 
 def context_of(ctx: ReconcileContext, job: ObservedJob) -> ReconcileContext:
     """Return the context of a pass over another job, for a trial placement."""
-    inputs = {name: ObservedInput(name=name) for name in inputs_of(job.spec)}  # wherever the inputs are
+    inputs = {
+        name: replace(job, name=name, spec={}, status=Status()) for name in inputs_of(job.spec)
+    }  # wherever the inputs are
     return ReconcileContext.of(replace(ctx.snapshot, job=job, inputs=inputs), ctx.now, ctx.settings)
 
 
@@ -120,5 +117,4 @@ def pods_of(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
     other = context_of(ctx, waiting)
     if other.job is None or other.status.mapping is None:
         return []
-    settings, mapping = ctx.settings, other.status.mapping
-    return groups_of(AttemptPods(snapshot=other.snapshot, job=other.job, mapping=mapping, settings=settings))
+    return groups_of(other.snapshot, other.job, other.status.mapping, ctx.settings)

@@ -18,7 +18,6 @@ from rlhf_operator.reconcile.backfill import START_AND_END_SECONDS, is_guest, is
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.forecast import context_of, pods_of, remaining_seconds
 from rlhf_operator.reconcile.room import Group, groups_of, place
-from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedJob, Snapshot
 
 MAX_SHRINKING: Final = 4
@@ -100,11 +99,6 @@ def givers_in_words(ctx: ReconcileContext) -> str:
     return " and ".join(words)
 
 
-def will_leave_room(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
-    """Whether an attempt's pods have too little room on existing nodes, and enough once other jobs give some."""
-    return bool(find_givers(ctx, replace(ctx.snapshot.job, status=ctx.status), pods, ctx.snapshot.holders))
-
-
 def find_givers(
     ctx: ReconcileContext, to: ObservedJob, pods: Sequence[Group], holders: Sequence[ObservedJob]
 ) -> list[ObservedJob]:
@@ -166,8 +160,7 @@ def with_largest_mapping(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot
         mapping = map_job(other.job, nodes, ctx.settings, most_nodes=most).mapping
         if mapping is None or mapping.nodes not in sizes:
             return None
-        pods = AttemptPods(snapshot=nodes, job=other.job, mapping=mapping, settings=ctx.settings)
-        if not (room := place(groups_of(pods), nodes)).lacks:
+        if not (room := place(groups_of(nodes, other.job, mapping, ctx.settings), nodes)).lacks:
             return _holding(job, mapping, room.reserved)
         most = mapping.nodes - 1
     return None

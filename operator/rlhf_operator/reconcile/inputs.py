@@ -112,10 +112,10 @@ def _wrong_kind(ctx: ReconcileContext, job: Job) -> str:
 
 def _has_succeeded(ctx: ReconcileContext, name: str) -> bool:
     entry = ctx.snapshot.inputs[name]
-    if entry.phase == "Failed":
+    if entry.status.phase == "Failed":
         finish.fail(ctx, "InputFailed", f"{name}, which this job reads, failed; repair it and create both again")
         return False
-    if entry.phase != "Succeeded" or not entry.output_uri:
+    if entry.status.phase != "Succeeded" or not entry.output_uri:
         ctx.set_condition("InputsReady", "False", INPUT_NOT_READY, f"waits until {name} has succeeded")
         return False
     claim = entry.output_uri.removeprefix("pvc://").partition("/")[0]
@@ -133,7 +133,7 @@ def _circle(ctx: ReconcileContext, needed: list[str]) -> str:
     while paths:
         path = paths.pop()
         entry = ctx.snapshot.inputs.get(path[-1])
-        if entry is None or entry.phase == "Succeeded":
+        if entry is None or entry.status.phase == "Succeeded":
             continue
         for name in sorted(inputs_of(entry.spec)):
             if name == own:

@@ -17,7 +17,6 @@ from rlhf_operator.placement.map_job import MappingReason, MappingResult, map_jo
 from rlhf_operator.reconcile import backfill, finish, forecast, giving, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import Group, groups_of, place, with_head
-from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedJob, Snapshot
 from rlhf_operator.times import parsed
 
@@ -107,7 +106,7 @@ def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | N
     claimed = frozenset[str]().union(*(ctx.turns.demand(each).nodes for each in {job.node_request for job in ahead}))
     if ctx.turns.demand(replace(ctx.snapshot.job, status=Status()).node_request).nodes <= claimed:
         return None
-    snapshot = _with_head_ahead(ctx, ahead)
+    snapshot = with_head(forecast.pods_of(ctx, min(ahead, key=ctx.turns.of)), ctx.snapshot)
     full = {node.name: node.room for node in snapshot.nodes or () if node.name in claimed}
     return replace(snapshot, taken={**snapshot.taken, **full})
 
@@ -156,7 +155,9 @@ def _should_wait_for_existing_nodes(ctx: ReconcileContext, pods: Sequence[Group]
     others = [each.status for each in ctx.snapshot.holders if not _awaits_nodes(each.status.reserved)]
     ages = (ctx.age(parsed(each.attempts[-1].start_time)) for each in others if each.attempts)
     youngest = min(ages, default=BINDING_SECONDS)
-    return giving.will_leave_room(ctx, pods) or ctx.must_wait(BINDING_SECONDS - youngest)
+    own = replace(ctx.snapshot.job, status=ctx.status)
+    has_givers = bool(giving.find_givers(ctx, own, pods, ctx.snapshot.holders))
+    return has_givers or ctx.must_wait(BINDING_SECONDS - youngest)
 
 
 def _awaits_nodes(room: Sequence[Reserved]) -> bool:
@@ -165,7 +166,7 @@ def _awaits_nodes(room: Sequence[Reserved]) -> bool:
 
 
 def _pods(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> list[Group]:
-    return groups_of(AttemptPods(snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings))
+    return groups_of(ctx.snapshot, job, mapping, ctx.settings)
 
 
 def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
@@ -264,12 +265,6 @@ def _rivals(ctx: ReconcileContext, ahead: list[ObservedJob]) -> list[ObservedJob
     own = ctx.turns.demand(replace(ctx.snapshot.job, status=ctx.status).node_request).nodes
     rivals = {each for each in {job.node_request for job in ahead} if not own.isdisjoint(ctx.turns.demand(each).nodes)}
     return sorted((job for job in ahead if job.node_request in rivals), key=ctx.turns.of)
-
-
-def _with_head_ahead(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot:
-    """Return the snapshot with room taken for the first job's head pod, which may use nodes that workers may not."""
-    pods = forecast.pods_of(ctx, min(ahead, key=ctx.turns.of))
-    return replace(ctx.snapshot, taken=with_head(pods[0], ctx.snapshot)) if pods else ctx.snapshot
 
 
 def _ordinal(position: int) -> str:

@@ -57,10 +57,8 @@ def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
         finish.suspend(ctx)
     ctx.set_status(next_attempt_time=None, reserved=())
     if is_clear and ctx.snapshot.job.is_paused:
-        message = " ".join(
-            [*ctx.status.causes[-1:], "Any change of the spec, or kubectl rlhf resume, has the job go on."]
-        )
-        ctx.set_condition("Suspended", "True", "PausedByWatch", conditions.shortened(message))
+        remedy = "Any change of the spec, or kubectl rlhf resume, has the job go on."
+        ctx.set_condition("Suspended", "True", "PausedByWatch", " ".join([*ctx.status.causes[-1:], remedy]))
     elif is_clear:
         ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
     else:

@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rlhf_api.checks.pod_template import PodSpec
 from rlhf_api.job import Job
-from rlhf_api.status import Reserved, ReservedAmount
+from rlhf_api.status import MappedPlacement, Reserved, ReservedAmount
 from rlhf_operator.placement.suitable import suits
 from rlhf_operator.resources import sandboxes, workers
 from rlhf_operator.resources.attempt import head_group
@@ -95,16 +95,16 @@ def _place_group(
     return missing
 
 
-def with_head(head: Group, snapshot: Snapshot) -> Mapping[str, Mapping[str, int]]:
-    """Return the amounts taken on each node, with those of the head pod added.
+def with_head(groups: Sequence[Group], snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with room taken for the head pod, the first group, which may use nodes that workers may not.
 
     The head pod is put on the suitable node with most free CPU, even if it does not fit there.
     """
-    taken, suiting = snapshot.taken, [node for node in snapshot.nodes or () if suits(node, head.pod)]
+    taken, suiting = snapshot.taken, [node for node in snapshot.nodes or () if groups and suits(node, groups[0].pod)]
     if not suiting:
-        return taken
+        return snapshot
     node = max(suiting, key=lambda each: each.room["cpu"] - taken.get(each.name, {}).get("cpu", 0)).name
-    return {**taken, node: Counter(taken.get(node, {})) + head.requests}
+    return replace(snapshot, taken={**taken, node: Counter(taken.get(node, {})) + groups[0].requests})
 
 
 def held_by(pods: Iterable[ObservedPod], *, is_extra: bool = False) -> tuple[Reserved, ...]:
@@ -123,14 +123,17 @@ def _reserved(held: Mapping[str, Counter[str]], *, is_extra: bool = False) -> tu
     return tuple(found)
 
 
-def groups_of(pods: AttemptPods) -> list[Group]:
-    """Return the groups of an attempt's pods, the head pod first; the attempt's number and ConfigMap do not matter."""
+def groups_of(
+    snapshot: Snapshot, job: Job, mapping: MappedPlacement, settings: Settings, avoided: Sequence[str] = ()
+) -> list[Group]:
+    """Return the groups of an attempt's pods, the head pod first. avoided: names of nodes that pods must not use."""
+    pods = AttemptPods(snapshot=snapshot, job=job, mapping=mapping, settings=settings, avoided=avoided)
     groups = [_group("the head pod", 1, head_group(pods))]
     for each in workers.groups(pods):
         count, pool = each["replicas"] * each["numOfHosts"], f"pool {each['groupName']}"
         label = f"{count} pods of {pool}" if count > 1 else f"the pod of {pool}"
         groups.append(_group(label, count, each, is_elastic=each["maxReplicas"] > each["minReplicas"]))
-    return [*groups, *_sandboxes(pods.job, pods.settings)]
+    return [*groups, *_sandboxes(job, settings)]
 
 
 def _sandboxes(job: Job, settings: Settings) -> list[Group]:

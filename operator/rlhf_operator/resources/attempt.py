@@ -11,7 +11,6 @@ from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.overlay import merged
 from rlhf_operator.resources import identity, job_file, storage, workers
-from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.resources.pods import SCRATCH, AttemptPods, image_of, object_store, shared_memory
 from rlhf_operator.settings import JobNetworkPolicy
 from rlhf_operator.snapshot import ObservedJob, ObservedRayJob
@@ -63,7 +62,9 @@ def rayjob(pods: AttemptPods) -> Manifest:
             "workerGroupSpecs": workers.groups(pods),
         },
     }
-    document: Manifest = merged(fixed_part("rayjob"), identity.document("ray.io/v1", "RayJob", metadata, spec=spec))
+    document: Manifest = merged(
+        identity.fixed_part("rayjob"), identity.document("ray.io/v1", "RayJob", metadata, spec=spec)
+    )
     return document
 
 
@@ -90,7 +91,7 @@ def _driver_log(pods: AttemptPods) -> dict[str, Any]:
         "env": pods.environment({}),
         "ports": _named(LOG_PORTS),
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}},
-        "securityContext": fixed_part("container_security"),
+        "securityContext": identity.fixed_part("container_security"),
         "volumeMounts": [{"name": "scratch", "mountPath": SCRATCH, "readOnly": True}, *output],
     }
 

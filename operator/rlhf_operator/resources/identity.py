@@ -1,18 +1,25 @@
-"""Identity of objects and pods: labels, owners, users and rights."""
+"""Identity of objects and pods: labels, owners, users and rights; and parts that are the same for every job."""
 
 import re
-from typing import Any
+from copy import deepcopy
+from typing import Any, Final
 
 from rlhf_api.checks.pod_template import OWN_LABEL
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.spec.runtime import Runtime
+from rlhf_api.tables import read_table
 from rlhf_operator import names
-from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.snapshot import ObservedJob, ObservedRayJob
 
+_PARTS: Final = read_table(__package__, "fixed.yaml", dict[str, dict[str, Any]])
 TRACKING = r"argocd\.argoproj\.io/.*|helm\.sh/.*|(helm|kustomize)\.toolkit\.fluxcd\.io/.*|app\.kubernetes\.io/instance"
 NOT_COPIED = re.compile(f"{OWN_LABEL.pattern}|{TRACKING}")
 """Labels that objects do not get from their job: the operator's, and tracking labels of Argo CD, Flux and Helm."""
+
+
+def fixed_part(name: str) -> dict[str, Any]:
+    """Return a part of a manifest by its name in fixed.yaml, as a copy that the caller may change."""
+    return deepcopy(_PARTS[name])
 
 
 def metadata(

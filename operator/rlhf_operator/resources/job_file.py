@@ -11,7 +11,7 @@ from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.resources import identity, storage
-from rlhf_operator.snapshot import ObservedInput, Snapshot
+from rlhf_operator.snapshot import ObservedJob, Snapshot
 
 KEY = "job.yaml"
 
@@ -23,7 +23,7 @@ def config_map(snapshot: Snapshot, job: Job, mapping: MappedPlacement) -> Manife
     return identity.document("v1", "ConfigMap", metadata, immutable=True, data={KEY: text})
 
 
-def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInput]) -> dict[str, Any]:
+def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedJob]) -> dict[str, Any]:
     """Return the document of job.yaml; the experiment in it is the same in every attempt, whatever the mapping."""
     document: dict[str, Any] = job.model_dump(mode="json", by_alias=True)
     document["metadata"] = {"name": job.name, "namespace": job.metadata.namespace}
@@ -75,7 +75,7 @@ def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> No
             models[last]["gradientCheckpointing"] = sizes.gradient_checkpointing
 
 
-def _tell_uris(found: Any, inputs: Mapping[str, ObservedInput]) -> None:
+def _tell_uris(found: Any, inputs: Mapping[str, ObservedJob]) -> None:
     """Replace job:// and pvc:// URIs by folders in the pod, in place, in each field of ADDRESSES."""
     if isinstance(found, list):
         for each in found:

@@ -13,7 +13,6 @@ from rlhf_api.status import MappedPlacement, MappedPool
 from rlhf_operator import names
 from rlhf_operator.overlay import avoid_nodes, merged
 from rlhf_operator.resources import identity, storage
-from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
@@ -63,7 +62,9 @@ class AttemptPods:
         ours = {
             "metadata": {
                 "labels": labels | ({names.POOL: pool.name} if pool else {}),
-                "annotations": fixed_part("left_to_autoscalers" if pool and pool.max_nodes else "kept_by_autoscalers"),
+                "annotations": identity.fixed_part(
+                    "left_to_autoscalers" if pool and pool.max_nodes else "kept_by_autoscalers"
+                ),
             },
             "spec": {
                 "restartPolicy": "Never",
@@ -92,7 +93,7 @@ class AttemptPods:
             **image_of(self.job, self.settings),
             "env": self.environment({"RAY_JOB_STOP_WAIT_TIME_S": saving_seconds, **variables}),
             "resources": {"requests": dict(resources), "limits": dict(resources)},
-            "securityContext": fixed_part("container_security"),
+            "securityContext": identity.fixed_part("container_security"),
             "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", f"{keep_logs} & {save}; wait"]}}},
             "volumeMounts": [
                 {"name": "scratch", "mountPath": SCRATCH},
@@ -118,7 +119,8 @@ class AttemptPods:
         whose = {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
         if self.job.spec.sandbox:
             rayjob = names.rayjob_name(self.job.name, self.attempt)
-            whose["RLHF_SANDBOXES"] = names.sandboxes_address(rayjob, self.snapshot.job.namespace)
+            service = f"{names.sandboxes_name(rayjob)}.{self.snapshot.job.namespace}.svc"
+            whose["RLHF_SANDBOXES"] = f"{service}:{names.SANDBOX_PORT}"
         return environment(self.job, self.settings, {**whose, **ours})
 
 
@@ -138,7 +140,7 @@ def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[d
     always = {
         "HOME": SCRATCH,
         "RLHF_IMAGE": image_of(job, settings)["image"],
-        **fixed_part("environment"),
+        **identity.fixed_part("environment"),
         # In the run folder, so that an attempt finds what an earlier one compiled for minutes.
         "VLLM_CACHE_ROOT": f"{names.OUTPUT_FOLDER}/.cache/vllm",
         **(dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), authorities) if settings.ca_bundle else {}),

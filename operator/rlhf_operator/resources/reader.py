@@ -5,6 +5,7 @@ The pod has no credential of Kubernetes. Its termination message holds the answe
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from rlhf_api.job import Job
@@ -12,7 +13,6 @@ from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.overlay import merged
 from rlhf_operator.resources import identity, storage
-from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.resources.pods import SCRATCH, environment, image_of, installed_mounts, installed_volumes
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
@@ -25,7 +25,9 @@ CONTAINERS = ("containers", "initContainers")
 
 
 def name(snapshot: Snapshot, job: Job, request: ReadRequest) -> str:
-    return names.shape_reader_name(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, request))
+    """Return the name of the Job that reads after an attempt; its pods add a dash and a random suffix."""
+    content = f"{snapshot.job.status.attempt or 0} {_argument(snapshot, request)}"
+    return f"{job.name}-shapes-{sha256(content.encode()).hexdigest()[:8]}"
 
 
 def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequest) -> Manifest:
@@ -37,8 +39,8 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequ
         **image_of(job, settings),
         "command": ["python", "-m", "rlhf_trainer.pods.read_shapes", _argument(snapshot, request), MESSAGE],
         "env": environment(job, settings, {}),
-        "securityContext": fixed_part("container_security"),
-        **fixed_part("reader_container"),
+        "securityContext": identity.fixed_part("container_security"),
+        **identity.fixed_part("reader_container"),
         "volumeMounts": [
             # A variable of the user's may put the hub's cache into the run folder, which is not there yet.
             *({"name": "scratch", "mountPath": folder} for folder in (SCRATCH, names.OUTPUT_FOLDER)),
@@ -62,7 +64,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequ
     labels = {**identity.labels(snapshot.job), names.ROLE: names.READER}
     template = merged({"metadata": {"labels": labels}, "spec": pod}, {**over, "spec": spec})
     metadata["labels"] |= identity.queue(snapshot.job)
-    spec = {**fixed_part("reader_job"), "template": template}
+    spec = {**identity.fixed_part("reader_job"), "template": template}
     return identity.document("batch/v1", "Job", metadata, spec=spec)
 
 

@@ -16,7 +16,6 @@ from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.overlay import merged
 from rlhf_operator.resources import identity
-from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.resources.pods import SCRATCH, image_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedJob, ObservedRayJob
@@ -47,7 +46,9 @@ def manifests(
     workers = {"podSelector": {"matchLabels": {names.JOB_UID: seen.uid, names.ROLE: names.WORKER}}}
     on_host = settings.pod_of(job.spec.runtime, names.WORKER).host_network  # then they have addresses of nodes
     rule = {"ports": [port], **({} if on_host else {"from": [workers]})}
-    public = [{"ipBlock": {"cidr": each, "except": closed}} for each, closed in fixed_part("closed_networks").items()]
+    public = [
+        {"ipBlock": {"cidr": each, "except": closed}} for each, closed in identity.fixed_part("closed_networks").items()
+    ]
     dns = [{"to": list(peers), "ports": list(DNS_PORTS)}] if (peers := settings.sandbox_dns) else []
     policy = {
         "podSelector": {"matchLabels": selector},
@@ -56,7 +57,7 @@ def manifests(
         "egress": [{"to": public}, *dns] if sandbox.network == "Egress" else [],
     }
     labels = {"labels": identity.labels(seen) | {names.ROLE: names.SANDBOX}}
-    of_pod = metadata | labels | {"annotations": fixed_part("left_to_autoscalers")}
+    of_pod = metadata | labels | {"annotations": identity.fixed_part("left_to_autoscalers")}
     spec = pod(job, sandbox, settings, program=name)
     return (
         identity.document("v1", "ConfigMap", metadata, immutable=True, data={PROGRAM.name: PROGRAM.read_text()}),
@@ -76,7 +77,7 @@ def pod(job: Job, sandbox: Sandbox, settings: Settings, *, program: str = "") ->
         **({"image": sandbox.image} if sandbox.image else {}),
         "command": ["python3", "-I", *map(str, words)],
         "resources": {"requests": size, "limits": size},
-        "securityContext": fixed_part("container_security") | {"readOnlyRootFilesystem": True},
+        "securityContext": identity.fixed_part("container_security") | {"readOnlyRootFilesystem": True},
         "volumeMounts": [
             {"name": "scratch", "mountPath": SCRATCH},
             {"name": "program", "mountPath": PROGRAM_FOLDER, "readOnly": True},
@@ -95,5 +96,5 @@ def pod(job: Job, sandbox: Sandbox, settings: Settings, *, program: str = "") ->
         "volumes": [{"name": "scratch", "emptyDir": files}, {"name": "program", "configMap": {"name": program}}],
         **placing,
     }
-    spec: dict[str, Any] = merged(merged(fixed_part("pod_security"), fixed_part("sandbox_pod")), ours)
+    spec: dict[str, Any] = merged(merged(identity.fixed_part("pod_security"), identity.fixed_part("sandbox_pod")), ours)
     return spec

@@ -11,9 +11,8 @@ from rlhf_api.quantities import amount
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.resources import identity
-from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedInput, ObservedJob, claims_named, inputs_of
+from rlhf_operator.snapshot import ObservedJob, claims_named, inputs_of
 
 PVC = "pvc://"
 MAKE_FOLDER = """
@@ -84,7 +83,7 @@ def of_checkpoints(job: Job) -> str | None:
     return f"{storage.rstrip('/')}/{job.metadata.namespace}"
 
 
-def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
+def mounts(job: Job, inputs: Mapping[str, ObservedJob]) -> tuple[Mount, ...]:
     """Mounts of all claims in a job's pods."""
     # The claim of the checkpoint is mounted as the run folder; no default names a claim or a job.
     spec = job.spec.model_dump(exclude={"checkpoint", "runtime"}, exclude_defaults=True)
@@ -107,7 +106,7 @@ def make_run_folder(mounted: tuple[Mount, ...], image: Mapping[str, str]) -> dic
         **image,
         "command": ["sh", "-c", MAKE_FOLDER, "sh", names.WHOLE_CLAIM, place.path, place.claim],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}},
-        "securityContext": fixed_part("container_security"),
+        "securityContext": identity.fixed_part("container_security"),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": _volumes(mounted)[place.claim], "mountPath": names.WHOLE_CLAIM}],
     }
@@ -133,7 +132,7 @@ def volume_mounts(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def in_pod(uri: str, inputs: Mapping[str, ObservedInput]) -> str:
+def in_pod(uri: str, inputs: Mapping[str, ObservedJob]) -> str:
     """Return a URI as the trainer in a pod gets it: job:// and pvc:// become file:// of a mounted folder."""
     if uri.startswith(SCHEME):
         name = uri.removeprefix(SCHEME)

@@ -10,7 +10,7 @@ from rlhf_api.quantities import amount, times
 from rlhf_api.status import MappedPool
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
-from rlhf_operator.resources.fixed import fixed_part
+from rlhf_operator.resources.identity import fixed_part
 from rlhf_operator.resources.pods import AttemptPods, object_store, shared_memory
 from rlhf_operator.snapshot import ObservedNode
 
@@ -140,7 +140,9 @@ def _labels_of(pods: AttemptPods, gpu: str, nodes: Sequence[ObservedNode]) -> It
     types = {node.name: pods.settings.gpu_of(names.gpu_product(node.labels, pods.gpu_resource)) for node in nodes}
     fitting = [node for node in nodes if (known := types[node.name]) and known.name == gpu]
     yield from _products(nodes, fitting)
-    yield from _groups_to_grow(pods, fitting)
+    # An autoscaler knows a group that may add fitting nodes by its labels.
+    growing = {node.group for node in fitting} - {names.group_of(each) for each in pods.avoided}
+    yield from (_labels_are(each.match_labels) for each in pods.settings.node_groups if each.name in growing)
 
 
 def _products(nodes: Sequence[ObservedNode], fitting: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
@@ -154,14 +156,6 @@ def _products(nodes: Sequence[ObservedNode], fitting: Sequence[ObservedNode]) ->
     for (label, *values), found in sorted(products.items()):
         details = (_label_is(detail, value) for detail, value in zip(used, values, strict=True))
         yield [{"key": label, "operator": "In", "values": sorted(found)}, *details]
-
-
-def _groups_to_grow(pods: AttemptPods, fitting: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the labels by which an autoscaler knows each group that may add fitting nodes for this attempt."""
-    groups = {node.group for node in fitting} - {names.group_of(each) for each in pods.avoided}
-    for each in pods.settings.node_groups:
-        if each.name in groups:
-            yield _labels_are(each.match_labels)
 
 
 def _labels_are(labels: Mapping[str, str]) -> list[dict[str, Any]]:
