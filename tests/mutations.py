@@ -381,7 +381,7 @@ MUTATIONS = (
         '"C": 0.0',
         "tests/trainer/rewards/test_a_judge_is_asked_fairly_and_never_trusted.py",
     ),
-    Mutation(f"{OPERATOR}/reconcile/backfill.py", "(end == math.inf or end > start) and ", "", BACKFILL),
+    Mutation(f"{OPERATOR}/reconcile/giving.py", "(end == math.inf or end > start) and ", "", BACKFILL),
     Mutation(f"{OPERATOR}/reconcile/giving.py", "priority < demand.priority", "priority <= demand.priority", SHRINKING),
     Mutation(f"{OPERATOR}/placement/turns.py", "share, job.created", "job.created", SHARES),
     Mutation(f"{OPERATOR}/reconciler.py", "RESYNC_SECONDS: Final = 300.0", "RESYNC_SECONDS: Final = 300_000.0", WAITS),

@@ -4,8 +4,6 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from rlhf_api import kubectl_yaml
 from rlhf_api.contract import JOB_NAME
 from rlhf_api.exit_codes import ExitCode
@@ -113,7 +111,7 @@ def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
         try:
             (document,) = kubectl_yaml.read(raw.text(each, "data", CONFIG), "")
             settings = Settings.model_validate(document, by_alias=True, by_name=False)
-        except (ValueError, ValidationError):  # of another version
+        except ValueError:  # of another version
             continue
         if not settings.namespaces or namespace in settings.namespaces:
             return settings

@@ -148,13 +148,10 @@ def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
     if status.checkpoint:
         saved = status.checkpoint
         yield f"Step {saved.step} was saved {_ago(parsed(saved.time), now)} ago"
-    for kind, state in TROUBLE.items():
-        each = found(status.conditions, kind)
-        if each and each.status == state:
-            yield from _explain(name, each)
     for each in status.conditions:
-        if each.reason in WORTH_SHOWING:
-            yield from _explain(name, each)
+        if TROUBLE.get(each.type) == each.status or each.reason in WORTH_SHOWING:
+            yield each.message
+            yield CONDITIONS.get((each.type, each.reason), "").format(job=name)
 
 
 def _waiting(
@@ -171,23 +168,15 @@ def _waiting(
         yield from _failure(name, status.last_failure, now)
     if (ahead := parsed(status.next_attempt_time)) and ahead > now:
         yield f"No attempt begins in the next {duration((ahead - now).total_seconds())}"
-    yield from _complaints(pods, condition, now)
-    if warning and warning.note not in condition.message:
-        yield f"The latest warning, {_ago(parsed(warning.time), now)} ago, about {warning.about}: {warning.note}"
-    yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name, start=_start(status))
-
-
-def _start(status: Status) -> str:
-    """Return where the next attempt of a job begins, for the end of a sentence."""
-    return f"after step {status.checkpoint.step}" if status.checkpoint else "from the start, as no checkpoint is there"
-
-
-def _complaints(pods: Sequence[ObservedPod], condition: Condition, now: datetime) -> Iterator[str]:
-    """Yield sentences on why pods do not run, except sentences that the condition's message contains already."""
+    # The condition's message has some of these sentences already.
     complaints = [each for pod in pods if (each := complaint(pod, now)) and each not in condition.message]
     yield from complaints[:MAX_PODS]
     if len(complaints) > MAX_PODS:
         yield f"{len(complaints) - MAX_PODS} more of its pods are not ready"
+    if warning and warning.note not in condition.message:
+        yield f"The latest warning, {_ago(parsed(warning.time), now)} ago, about {warning.about}: {warning.note}"
+    start = f"after step {status.checkpoint.step}" if status.checkpoint else "from the start, as no checkpoint is there"
+    yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name, start=start)
 
 
 def explaining_condition(status: Status) -> Condition | None:
@@ -204,11 +193,6 @@ def _waits_since(condition: Condition, status: Status, pods: Sequence[ObservedPo
     if condition.reason == "Suspending":
         changes += [pod.deleting_since for pod in pods]
     return max((each for each in changes if each), default=None)
-
-
-def _explain(name: str, condition: Condition) -> Iterator[str]:
-    yield condition.message
-    yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name)
 
 
 def complaint(pod: ObservedPod, now: datetime) -> str:

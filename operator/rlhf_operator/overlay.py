@@ -1,7 +1,6 @@
 """Overlays of pod templates, merged as Kubernetes merges patches; and the overlay that avoids nodes."""
 
 from collections.abc import Mapping, Sequence
-from types import NoneType
 from typing import Any, Final
 
 from rlhf_api.checks.pod_template import KEYS
@@ -9,7 +8,7 @@ from rlhf_api.checks.pod_template import KEYS
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 TERMS: Final = "nodeSelectorTerms"
 """Field with the alternative terms of a node affinity; merging combines each old term with each new one."""
-SCALARS: Final = (str, int, float, NoneType)
+SCALARS: Final = (str, int, float, type(None))
 OBJECTS: Final = (dict, Mapping)
 """Types of a document's objects. `isinstance` finds dict at once, but takes long for an abstract class."""
 

@@ -4,9 +4,8 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -43,8 +42,7 @@ class Tls:
             self.context.load_verify_locations(self._folder / "ca.crt")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ports:
+class Ports(NamedTuple):
     """Ports on which the operator listens, on all addresses."""
 
     metrics: int = OPERATOR_METRICS_PORT

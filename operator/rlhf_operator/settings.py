@@ -224,10 +224,8 @@ class Settings(Spec):
 
     def gpu_of(self, product: str) -> Gpu | None:
         """Return the figures of a GPU product: from these settings, else from the mapper's table; None if unknown."""
-        for each in self.gpus:
-            if each.product == product:
-                return each.gpu("the operator's settings")
-        return gpu_of_product(product)
+        found = (each.gpu("the operator's settings") for each in self.gpus if each.product == product)
+        return next(found, None) or gpu_of_product(product)
 
     def node_figures(self, labels: Mapping[str, str]) -> NodeFigures:
         """Return the figures of links and price for a node with these labels; empty if unset."""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.status import Attempt, Status
-from rlhf_operator.reconcile import backfill, forecast, line
+from rlhf_operator.reconcile import forecast, giving, line
 from rlhf_operator.times import timestamp
 from tests.each import each_case
 from tests.operator.fake_trainer import START
@@ -87,7 +87,7 @@ def test_a_guest_ends_some_minutes_before_the_first_begins(margin: float, begins
     for name, wanted in (("runs", job(3, steps=10_000)), ("large", job(4))):
         cluster.submit(name, wanted)
         cluster.settle()
-    ends = 10_000 * seconds_of_step(cluster, "runs") - margin * backfill.START_AND_END_SECONDS
+    ends = 10_000 * seconds_of_step(cluster, "runs") - margin * giving.START_AND_END_SECONDS
     cluster.submit("short", job(1, steps=int(ends / seconds_of_step(alone, "short"))))
     cluster.settle()
     assert begun(cluster, "large", "short") == [False, begins]
@@ -269,7 +269,7 @@ def test_the_first_in_line_is_not_delayed(
     count: int, seed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(line, "RECHECK_SECONDS", 900.0)  # an event wakes whoever may begin
-    monkeypatch.setattr(backfill, "START_AND_END_SECONDS", 0.0)  # played pods start and end at once
+    monkeypatch.setattr(giving, "START_AND_END_SECONDS", 0.0)  # played pods start and end at once
     found = {}
     for depth in (line.BACKFILL_DEPTH, 0):
         monkeypatch.setattr(line, "BACKFILL_DEPTH", depth)

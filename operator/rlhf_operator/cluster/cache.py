@@ -123,9 +123,8 @@ class PodTable(Table[ObservedPod]):
 
 
 def _add(requested: dict[str, Counter[str]], pod: ObservedPod, sign: int) -> None:
-    together = Counter(requested.get(pod.node, {}))
-    together.update({name: sign * number for name, number in pod.requests.items()})
-    requested[pod.node] = +together
+    change = Counter({name: sign * number for name, number in pod.requests.items()})
+    requested[pod.node] = requested.get(pod.node, Counter()) + change
     if not requested[pod.node]:
         del requested[pod.node]
 

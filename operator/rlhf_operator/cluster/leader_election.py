@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from threading import Thread
 from typing import Any, Final, TypeVar
@@ -52,44 +53,39 @@ class LoopThread:
         self._loop.close()
 
 
+@dataclass(eq=False)
 class Elector:
     """One replica as candidate or leader in the election; it takes over a Lease of its own `identity` at once."""
 
-    def __init__(
-        self,
-        client: Client,
-        name: str,
-        namespace: str,
-        identity: str,
-        clock: Callable[[], float] = time.monotonic,
-        thread: LoopThread | None = None,
-    ) -> None:
-        """thread: runs all requests, so that a busy event loop delays no renewal; `client` belongs to its loop."""
-        self._thread = thread
-        self._client, self._name, self._namespace = client, name, namespace
-        self._identity, self._clock = identity, clock
-        self._held: Document = {}
-        self._renewed = -math.inf
-        self._seen_version = ""
-        self._seen_at = -math.inf
+    client: Client
+    name: str
+    namespace: str
+    identity: str
+    clock: Callable[[], float] = time.monotonic
+    thread: LoopThread | None = None
+    """Thread that runs all requests, so that a busy event loop delays no renewal; `client` belongs to its loop."""
+    _held: Document = field(default_factory=dict)
+    _renewed: float = -math.inf
+    _seen_version: str = ""
+    _seen_at: float = -math.inf
 
     def may_write(self) -> bool:
         """Whether the replica surely still leads; checked before every write."""
-        return self._clock() - self._renewed < DEADLINE_SECONDS
+        return self.clock() - self._renewed < DEADLINE_SECONDS
 
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Wait to be elected, run `lead`, and release the Lease; raises LostLeaseError, or the error of `lead`."""
         try:
             while not await self._aside(self._wins()):  # noqa: ASYNC110 what is awaited is in the API server
                 await asyncio.sleep(self._pause())
-            logger.info("%s leads: it holds the Lease %s/%s", self._identity, self._namespace, self._name)
+            logger.info("%s leads: it holds the Lease %s/%s", self.identity, self.namespace, self.name)
             await self._lead_while_renewed(lead)
         finally:
             await self._aside(self._release())
 
     async def _aside(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the elector's thread if it has one."""
-        return await (self._thread.run(work) if self._thread else work)
+        return await (self.thread.run(work) if self.thread else work)
 
     async def _lead_while_renewed(self, lead: Callable[[], Awaitable[None]]) -> None:
         renewing = asyncio.create_task(self._aside(self._keep()))
@@ -120,10 +116,10 @@ class Elector:
         spec = lease.get("spec") or {}
         version = str((lease.get("metadata") or {}).get("resourceVersion", ""))
         if version != self._seen_version:
-            self._seen_version, self._seen_at = version, self._clock()
-        if spec.get("holderIdentity") not in (None, "", self._identity):
+            self._seen_version, self._seen_at = version, self.clock()
+        if spec.get("holderIdentity") not in (None, "", self.identity):
             claimed = float(spec.get("leaseDurationSeconds") or DURATION_SECONDS)
-            if self._clock() - self._seen_at < claimed:
+            if self.clock() - self._seen_at < claimed:
                 return False
         await self._claim(lease)
         return True
@@ -132,7 +128,7 @@ class Elector:
         """Renew the Lease forever. Raises LostLeaseError if another replica holds it or renewal fails for too long."""
         while True:
             await asyncio.sleep(self._pause())
-            left = self._renewed + DEADLINE_SECONDS - self._clock()
+            left = self._renewed + DEADLINE_SECONDS - self.clock()
             try:
                 async with asyncio.timeout(min(left, DEADLINE_SECONDS / 2)):
                     await self._renew()
@@ -142,7 +138,7 @@ class Elector:
             except Exception as error:  # noqa: BLE001 whatever goes wrong is tried again until the deadline
                 self._report(error)
             if not self.may_write():
-                raise LostLeaseError(f"the Lease {self._name} could not be renewed for {DEADLINE_SECONDS:g} s")
+                raise LostLeaseError(f"the Lease {self.name} could not be renewed for {DEADLINE_SECONDS:g} s")
 
     async def _renew(self) -> None:
         try:
@@ -153,15 +149,15 @@ class Elector:
                 raise
         lease = await self._read()
         holder = (lease.get("spec") or {}).get("holderIdentity")
-        if holder != self._identity:
-            raise LostLeaseError(f"the Lease {self._name} is now held by {holder or 'nobody'}")
+        if holder != self.identity:
+            raise LostLeaseError(f"the Lease {self.name} is now held by {holder or 'nobody'}")
         # The write before was ours: only its answer was lost.
         await self._claim(lease)
 
     async def _claim(self, lease: Document) -> None:
         """Write the Lease as held by this replica. lease: the current Lease; empty if there is none."""
-        begun = self._clock()
-        self._held = await self._send("PUT" if lease else "POST", self._written(lease, self._identity))
+        begun = self.clock()
+        self._held = await self._send("PUT" if lease else "POST", self._written(lease, self.identity))
         self._renewed = begun
 
     async def _release(self) -> None:
@@ -176,12 +172,12 @@ class Elector:
             self._report(error)
 
     async def _read(self) -> Document:
-        return await self._client.find(LEASES.path(self._namespace, self._name), LEASES.plural, attempts=1) or {}
+        return await self.client.find(LEASES.path(self.namespace, self.name), LEASES.plural, attempts=1) or {}
 
     async def _send(self, method: str, lease: Document) -> Document:
         """Send one request without retries, because the election itself tries again."""
-        path = LEASES.path(self._namespace, None if method == "POST" else self._name)
-        return await self._client.call(method, path, kind=LEASES.plural, body=lease, attempts=1)
+        path = LEASES.path(self.namespace, None if method == "POST" else self.name)
+        return await self.client.call(method, path, kind=LEASES.plural, body=lease, attempts=1)
 
     def _written(self, lease: Document, holder: str) -> Document:
         old = lease.get("spec") or {}
@@ -195,7 +191,7 @@ class Elector:
             "acquireTime": now if changes else old.get("acquireTime", now),
             "leaseTransitions": int(old.get("leaseTransitions") or 0) + int(changes and bool(lease)),
         }
-        metadata = lease.get("metadata") or {"name": self._name, "namespace": self._namespace}
+        metadata = lease.get("metadata") or {"name": self.name, "namespace": self.namespace}
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
     def _pause(self) -> float:
@@ -203,4 +199,4 @@ class Elector:
         return PERIOD_SECONDS * random.uniform(0.8, 1.2)
 
     def _report(self, error: Exception) -> None:
-        logger.warning("the Lease %s/%s: %s", self._namespace, self._name, str(error) or type(error).__name__)
+        logger.warning("the Lease %s/%s: %s", self.namespace, self.name, str(error) or type(error).__name__)

@@ -103,10 +103,9 @@ def _missing(owned: Mapping[str, Any], value: object, path: str) -> Iterator[tup
 
 def owner(document: Document) -> tuple[str, str, str]:
     """Return (kind, name, uid) of the owner that controls an object; empty if there is none."""
-    for each in raw.entries(document, "metadata", "ownerReferences"):
-        if each.get("controller") is True:
-            return raw.text(each, "kind"), raw.text(each, "name"), raw.text(each, "uid")
-    return "", "", ""
+    references = raw.entries(document, "metadata", "ownerReferences")
+    found = next((each for each in references if each.get("controller") is True), None)
+    return raw.text(found, "kind"), raw.text(found, "name"), raw.text(found, "uid")
 
 
 def owners(document: Document) -> frozenset[str]:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from rlhf_operator.snapshot import Document
-from rlhf_operator.times import YEARS
+from rlhf_operator.times import parsed
 
 LONG_AGO = datetime.fromtimestamp(0, UTC)
 
@@ -55,12 +55,8 @@ def entries(value: object, *path: str) -> Iterator[Document]:
 
 
 def time(value: object, *path: str) -> datetime | None:
-    """Return the RFC 3339 time at a path, 1970 at the earliest; None beyond YEARS, without a zone, or for no time."""
-    try:
-        found = datetime.fromisoformat(text(value, *path))
-        return max(found.astimezone(UTC), LONG_AGO) if found.tzinfo and found.year < YEARS.stop else None
-    except (ValueError, OverflowError):
-        return None
+    """Return the RFC 3339 time at a path; None if it is no valid time."""
+    return parsed(text(value, *path))
 
 
 def find_condition(value: object, kind: str) -> Document:

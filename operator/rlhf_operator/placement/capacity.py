@@ -13,7 +13,7 @@ from rlhf_api.quantities import amount, times
 from rlhf_mapper.hardware import CPU_SLOT, GIGABIT, MAX_GROUPS, Cluster, NodeGroup, merged
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
-from rlhf_operator.placement.suitable import obstacle, suitable
+from rlhf_operator.placement.suitable import obstacle, suits
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
@@ -304,8 +304,9 @@ class _GpuNode:
 
 def _gpu_nodes(job: Job, snapshot: Snapshot, settings: Settings) -> list[_GpuNode]:
     """Return GPUs and memory of each node that matches a job; for a job in a Kueue queue all of them count as free."""
-    resource, found = settings.gpu_resource_of(job.spec.runtime), []
-    for node in suitable(job, snapshot, settings):
+    pod, resource = settings.pod_of(job.spec.runtime, names.WORKER), settings.gpu_resource_of(job.spec.runtime)
+    found = []
+    for node in (each for each in snapshot.nodes or () if suits(each, pod, resource)):
         taken: Mapping[str, int] = {} if snapshot.in_queue(snapshot.job) else snapshot.taken.get(node.name, {})
         ways = {node.labels.get(label, "none") for label in names.GPU_SHARING}
         gpu_node = _GpuNode(

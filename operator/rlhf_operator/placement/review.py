@@ -55,7 +55,6 @@ def predicted(
 
 def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
     """Convert a mapping of the status to a mapping of the mapper, without a prediction."""
-    hosts = {role: host for role, host in PLACED_WITH.items() if role in job.models()}
     pools = tuple(replace(pool_of(pool, job), gpu=pool.gpu or "", zones=pool.zones or ()) for pool in current.pools)
     rollout_pool = next((pool for pool in pools if "rollout" in pool.models), None)
     sizes: dict[Role, ParallelSizes] = {}
@@ -65,5 +64,5 @@ def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
             sizes["rollout"] = generating(pipeline, tensor, rollout_pool.size)
             pipeline = tensor = 0
         sizes[each.role] = each.over(0, generation_pipeline=pipeline, generation_tensor=tensor)
-    sizes |= {role: sizes[host] for role, host in hosts.items()}
+    sizes |= {role: sizes[host] for role, host in PLACED_WITH.items() if role in job.models()}
     return DeviceMapping(device=current.device, pools=pools, sizes=sizes)

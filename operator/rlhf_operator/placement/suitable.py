@@ -3,16 +3,7 @@
 from contextlib import suppress
 
 from rlhf_api.checks.pod_template import NodeTerm, PodSpec, Requirement
-from rlhf_api.job import Job
-from rlhf_operator import names
-from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedNode, Snapshot
-
-
-def suitable(job: Job, snapshot: Snapshot, settings: Settings) -> list[ObservedNode]:
-    """Return the ready and schedulable nodes that match the pod templates of the job and the installation."""
-    workers, resource = settings.pod_of(job.spec.runtime, names.WORKER), settings.gpu_resource_of(job.spec.runtime)
-    return [node for node in snapshot.nodes or () if suits(node, workers, resource)]
+from rlhf_operator.snapshot import ObservedNode
 
 
 def suits(node: ObservedNode, pod: PodSpec, resource: str = "") -> bool:

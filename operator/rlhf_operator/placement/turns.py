@@ -10,8 +10,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from rlhf_api.checks.pod_template import template_problems
 from rlhf_api.spec.runtime import Runtime
 from rlhf_operator import names
@@ -89,6 +87,6 @@ def _runtime(text: str) -> Runtime:
     """Parse spec.runtime; return the default runtime if it cannot be read."""
     try:
         runtime = Runtime.model_validate(json.loads(text), by_alias=True, by_name=False)
-    except (ValidationError, RecursionError):
+    except (ValueError, RecursionError):
         return Runtime()
     return Runtime() if template_problems(runtime.worker.template or {}, "worker") else runtime

@@ -1,7 +1,6 @@
 """Status of the running attempt: progress, checkpoint and conditions, as they were observed."""
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Final
 
 from rlhf_api.chain import read_inputs
@@ -62,9 +61,8 @@ def update_progress(ctx: ReconcileContext) -> bool:
         steps = 1 if is_first or before is None else reported.progress.step - before.step
         has_advanced = steps > 0
         if steps >= 0:
-            metrics, warnings = reported.metrics[:MAX_METRICS], reported.warnings
-            ctx.set_status(progress=reported.progress, metrics=metrics, warnings=warnings, links=reported.links)
-            ctx.set_status(causes=reported.causes)
+            told = {"metrics": reported.metrics[:MAX_METRICS], "warnings": reported.warnings, "causes": reported.causes}
+            ctx.set_status(progress=reported.progress, links=reported.links, **told)
             _set_healthy(ctx)
     if (progress := ctx.status.progress) is not None:
         # The deadline uses the operator's clock, since the pod's clock may be wrong.
@@ -241,8 +239,8 @@ def slow_start(ctx: ReconcileContext) -> tuple[str, str] | None:
 
 def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
     """Return (reason, sentence) of a known problem that keeps a pod from starting; None without a problem."""
-    without_room = (("Unschedulable", f"pod {pod.name}: {pod.unschedulable}"),) if pod.unschedulable else ()
-    return next(chain((cause[:2] for cause in evidence.problems_of(pod)), without_room), None)
+    without_room = ("Unschedulable", f"pod {pod.name}: {pod.unschedulable}") if pod.unschedulable else None
+    return next((cause[:2] for cause in evidence.problems_of(pod)), without_room)
 
 
 def set_training(ctx: ReconcileContext) -> None:

@@ -7,8 +7,6 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, Self
 
-from pydantic import ValidationError
-
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import SpecError
@@ -259,7 +257,7 @@ def _policy(snapshot: Snapshot) -> RunPolicy:
     """Return runPolicy of a spec that is invalid as a whole; the default one if runPolicy is invalid too."""
     try:
         return RunPolicy.model_validate(snapshot.job.spec.get("runPolicy", {}), by_alias=True, by_name=False)
-    except (ValidationError, RecursionError):
+    except (ValueError, RecursionError):
         return RunPolicy()
 
 

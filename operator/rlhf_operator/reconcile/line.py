@@ -14,7 +14,7 @@ from rlhf_api.names import slots_text
 from rlhf_api.status import MappedPlacement, Reserved, Status
 from rlhf_operator import conditions, failure, names
 from rlhf_operator.placement.map_job import MappingReason, MappingResult, map_job, still_fits
-from rlhf_operator.reconcile import backfill, finish, forecast, giving, shapes
+from rlhf_operator.reconcile import finish, forecast, giving, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import Group, groups_of, place, with_head
 from rlhf_operator.snapshot import ObservedJob, Snapshot
@@ -54,10 +54,10 @@ def reserve_room(ctx: ReconcileContext, job: Job) -> Turn | None:
         return turn
     free = _open_nodes(ctx, ahead)
     turn = _reserve_on(ctx, job, free, largest) if free is not None else None
-    if turn is None and 0 < len(ahead) <= BACKFILL_DEPTH and backfill.may_be_guest(ctx):
+    if turn is None and 0 < len(ahead) <= BACKFILL_DEPTH and giving.may_be_guest(ctx):
         turn = _reserve_on(ctx, job, ctx.snapshot, largest, ahead)
     if turn is not None:
-        is_guest = backfill.has_guests_ahead(ctx) and backfill.may_be_guest(ctx)
+        is_guest = giving.has_guests_ahead(ctx) and giving.may_be_guest(ctx)
         return turn._replace(is_backfilled=turn.is_backfilled or is_guest)
     if ctx.snapshot.in_line and _has_shapes(ctx, job):
         _wait(ctx, job, older)
@@ -136,9 +136,9 @@ def _reserves(
     """Whether all pods of an attempt have room and delay none of these jobs; if so, the room is reserved for it."""
     if not ctx.snapshot.in_line:
         return True
-    pods = _pods(ctx, job, mapping)
+    pods = groups_of(ctx.snapshot, job, mapping, ctx.settings)
     found = place(pods, seen)
-    if found.lacks or (delayed and not backfill.delays_nobody(ctx, mapping, found, delayed)):
+    if found.lacks or (delayed and not giving.delays_nobody(ctx, mapping, found, delayed)):
         return False
     if _awaits_nodes(found.reserved) and _should_wait_for_existing_nodes(ctx, pods):
         return False
@@ -165,10 +165,6 @@ def _awaits_nodes(room: Sequence[Reserved]) -> bool:
     return any(names.group_of(each.node) for each in room)
 
 
-def _pods(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> list[Group]:
-    return groups_of(ctx.snapshot, job, mapping, ctx.settings)
-
-
 def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
     """Put the job into the line, or leave it there. A job that would not fit if all others had ended is in no line."""
     is_mapped = ctx.status.mapping is not None and conditions.in_line(ctx.status)
@@ -182,7 +178,7 @@ def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
     rivals, message = _rivals(ctx, ahead), FAR_BEHIND
     if len(rivals) < MAX_REPORTED_POSITIONS:
         ctx.requeue_after(RECHECK_SECONDS)
-        message = _place_in_line(ctx, rivals, _pods(ctx, job, mapping))
+        message = _place_in_line(ctx, rivals, groups_of(ctx.snapshot, job, mapping, ctx.settings))
     _set_waiting(ctx, message)
 
 
@@ -207,7 +203,7 @@ def _mapping_on(ctx: ReconcileContext, job: Job, emptied: Snapshot) -> MappedPla
             _set_unmapped(ctx, result.reason, result.message)
             return None
         mapping = result.mapping
-    if lacks := place(_pods(ctx, job, mapping), emptied).lacks:
+    if lacks := place(groups_of(ctx.snapshot, job, mapping, ctx.settings), emptied).lacks:
         what = f"no node has room for {lacks}, even if all RLHFJobs that run had ended; add nodes, or see spec.runtime"
         _set_unmapped(ctx, "NoFeasiblePlacement", what)
         return None

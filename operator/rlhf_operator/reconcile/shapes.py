@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from pydantic import ValidationError
-
 from rlhf_api.job import Job
 from rlhf_api.problems import one_line
 from rlhf_api.spec.custom_algorithm import AlgorithmFacts, Custom
@@ -120,7 +118,7 @@ def _shape_in(model: Unread, answer: object, pod: ObservedPod) -> ReadShape:
     """Check a pod's answer about a model's shape, which user code may have written, and return it for the status."""
     fields = {name: answer[name] for name in ANSWER_FIELDS if name in answer} if isinstance(answer, dict) else {}
     document = {"uri": model.uri, "revision": model.revision, **fields}
-    with suppress(ValidationError, ModelConfigError):
+    with suppress(ValueError, ModelConfigError):
         read = ReadShape.model_validate(document, by_alias=True, by_name=False)
         if read.shape:
             architecture_in(read.shape, "actor")

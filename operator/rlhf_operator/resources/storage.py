@@ -1,8 +1,7 @@
 """Claims of a job, their mounts in its pods, and the URIs of files in the claims."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 from rlhf_api.chain import SCHEME
@@ -28,8 +27,7 @@ The kubelet would make the folder of a subPath as root, if it may at all (NFS wi
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """Folder in a PersistentVolumeClaim."""
 
     claim: str
@@ -47,8 +45,7 @@ class Place:
         return PVC + "/".join(part for part in (self.claim, self.path, *parts) if part)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mount:
+class Mount(NamedTuple):
     """Mount of a folder of a claim in a pod."""
 
     place: Place
