@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
-from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -103,12 +103,12 @@ POINTS = 47
 BAR = 24
 BLOCKS = "▁▂▃▄▅▆▇"
 """Characters of a sparkline, lowest first; without the full block, so that a line does not touch the line above."""
-_STYLES = read_table(__package__, "styles.yaml", dict[str, dict[str, str]])
-STATES, PHASE_COLORS = _STYLES["states"], _STYLES["phases"]
-"""State of a job in the display -> its style of text; phase of a step -> its colour."""
+STATES = read_table(__package__, "styles.yaml", dict[str, str])
+"""State of a job in the display -> its style of text."""
 STATE_OF: dict[Phase, str] = {"Succeeded": "done", "Failed": "failed", "Stopped": "stopped"}
-MIN_SHARE = 0.01
-"""Share of the steps' time below which a phase is not shown."""
+PADDING = (0, 2, 0, 0)
+Whole = partial(Column, no_wrap=True)
+Right = partial(Whole, justify="right")
 
 
 def points_of(values: Sequence[float]) -> list[float]:
@@ -139,8 +139,6 @@ class JobView:
     left: float | None = None
     histories: dict[str, list[float]] = field(default_factory=dict)
     """Values of each shown metric in all steps so far."""
-    phases: dict[str, float] = field(default_factory=dict)
-    """Seconds that the job spent in each phase of its steps, over all steps so far."""
 
 
 class LiveDisplay(Display):
@@ -170,12 +168,8 @@ class LiveDisplay(Display):
         view, record = self._current, report.record
         view.step = int(record["step"])
         view.left = self.seconds_left(view.step)
-        for name, value in record.items():
-            if name in SHOWN:
-                view.histories.setdefault(name, []).append(value)
-            elif name.startswith("time/") and name != "time/step":
-                phase = name.removeprefix("time/")
-                view.phases[phase] = view.phases.get(phase, 0.0) + value
+        for name in record.keys() & SHOWN.keys():
+            view.histories.setdefault(name, []).append(record[name])
         if view.step == view.total_steps:
             view.state = "finishing"
 
@@ -192,22 +186,13 @@ class LiveDisplay(Display):
 
     def __rich__(self) -> RenderableType:
         chain, shown = chain_table(self._chain), self._current
-        return Group(chain, "", history_table(shown), phase_table(shown)) if shown.histories else chain
-
-
-def grid(*columns: Mapping[str, Any]) -> Table:
-    """Return an empty table without lines between cells; `columns`: options of rich's `add_column` for each."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for options in columns:
-        table.add_column(**options)
-    return table
+        return Group(chain, "", history_table(shown)) if shown.histories else chain
 
 
 def chain_table(chain: Sequence[JobView]) -> Table:
     """Return the table of a chain, with a row for each job: name, algorithm, state, bar, steps, time spent and left."""
-    whole, right = {"no_wrap": True}, {"no_wrap": True, "justify": "right"}
-    state = {"no_wrap": True, "min_width": max(map(len, STATES))}
-    table = grid(whole, whole, state, {}, right, right, whole)  # the bar gets narrower where there is little room
+    columns = (Whole(), Whole(), Whole(min_width=max(map(len, STATES))), Column(), Right(), Right(), Whole())
+    table = Table.grid(*columns, padding=PADDING)  # the bar gets narrower where there is little room
     for view in chain:
         is_current = view.state in ("starting", "running", "finishing")
         seconds = time.monotonic() - view.since if is_current else view.seconds
@@ -227,29 +212,13 @@ def chain_table(chain: Sequence[JobView]) -> Table:
 
 def history_table(view: JobView) -> Table:
     """Return the table of a job's metrics with a row for each: label, latest value, sparkline over the steps, range."""
-    whole = {"no_wrap": True}
-    table = grid(whole, {**whole, "justify": "right"}, {**whole, "style": "cyan"}, {**whole, "style": "dim"})
+    table = Table.grid(Whole(), Right(), Whole(style="cyan"), Whole(style="dim"), padding=PADDING)
     for name, (label, form) in SHOWN.items():
         if values := view.histories.get(name):
             points = points_of(values)
             finite = [point for point in points if math.isfinite(point)]
             span = f"{min(finite):{form}} to {max(finite):{form}}" if finite else ""
             table.add_row(label, f"{values[-1]:{form}}", sparkline(points), span)
-    return table
-
-
-def phase_table(view: JobView) -> Table:
-    """Return a table with each phase's share of the time of a job's steps, largest first, as a bar and in words."""
-    total = sum(view.phases.values())
-    bar, words = Text(), []
-    for name, seconds in sorted(view.phases.items(), key=lambda phase: -phase[1]):
-        share = seconds / total if total else 0.0
-        if share >= MIN_SHARE:
-            color = PHASE_COLORS.get(name, "white")
-            bar.append("█" * round(share * BAR), color)
-            words.append(Text(f"{name} {share:.0%}", color, no_wrap=True))
-    table = grid({"no_wrap": True}, {"no_wrap": True}, {})
-    table.add_row("time", bar, Columns(words, padding=(0, 2)))
     return table
 
 
