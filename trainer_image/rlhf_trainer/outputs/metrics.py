@@ -40,9 +40,9 @@ class PrometheusMetrics:
 
     def _put(self, name: str, value: float) -> None:
         """Update the Prometheus metric of a name in metrics.jsonl by a value; a name that METRICS lacks is left out."""
-        if not (found := metric_of(name)):
+        if not (metric := metric_of(name)):
             return
-        metric, part = found
+        part = [name.partition("/")[2]] if metric.part else []
         child = self._families[metric.name].labels(*self._job, *part)
         if isinstance(child, Gauge):
             child.set(value)

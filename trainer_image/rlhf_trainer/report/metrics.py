@@ -8,7 +8,7 @@ from markupsafe import Markup
 from rlhf_planning.numbers import duration, number
 from rlhf_trainer.report import plots
 from rlhf_trainer.report.run_record import JobRecord
-from rlhf_trainer.run_folder.step_metrics import METRICS, StepMetric, metric_of
+from rlhf_trainer.run_folder.step_metrics import METRICS, metric_of
 
 PLACES = {metric.recorded: place for place, metric in enumerate(METRICS)}
 """Name of a recorded metric -> its position on the page; a metric of a user's own algorithm comes after these."""
@@ -104,7 +104,7 @@ def _seconds_by_colour(record: Mapping[str, float]) -> list[float]:
 
 def _names(job: JobRecord) -> list[str]:
     names = {name for record in job.records for name in record}
-    return sorted(name for name in names if not (row := _row(name)) or row.section)
+    return sorted(name for name in names if not (row := metric_of(name)) or row.section)
 
 
 def _series(job: JobRecord, name: str) -> tuple[list[int], list[float]]:
@@ -119,23 +119,18 @@ def _changes(values: Sequence[float]) -> bool:
 
 def _described(name: str, values: Sequence[float]) -> str:
     """Return a metric's meaning, its unit, and `logarithmic` if these values are plotted on such an axis."""
-    row = _row(name)
+    row = metric_of(name)
     notes = [row.unit] if row and row.unit not in ("1", "ratio") else []  # the metric's meaning says them
     notes += ["logarithmic"] if values and plots.is_log(values) else []
     meaning = row.meaning.rstrip(".") if row else ""
     return f"{meaning} ({', '.join(notes)})".strip() if notes else meaning
 
 
-def _row(name: str) -> StepMetric | None:
-    found = metric_of(name)
-    return found[0] if found else None
-
-
 def _is_learning(name: str) -> bool:
-    row = _row(name)
+    row = metric_of(name)
     return row.section == "learning" if row else name.partition("/")[0] in LEARNING
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
-    row = _row(name)
+    row = metric_of(name)
     return not _is_learning(name), PLACES[row.recorded] if row else len(PLACES), name

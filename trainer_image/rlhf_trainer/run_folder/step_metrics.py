@@ -48,16 +48,12 @@ METRICS = read_table(__package__, "step_metrics.yaml", tuple[StepMetric, ...])
 _ROWS = {metric.recorded: metric for metric in METRICS}
 
 
-def metric_of(recorded: str) -> tuple[StepMetric, tuple[str, ...]] | None:
-    """Return the metric of a name in metrics.jsonl and, in a metric family, the label's value; None for other names."""
-    if recorded in _ROWS:
-        return _ROWS[recorded], ()
-    family, _, part = recorded.partition("/")
-    metric = _ROWS.get(f"{family}/*")
-    return (metric, (part,)) if metric else None
+def metric_of(recorded: str) -> StepMetric | None:
+    """Return the metric, or the metric family, of a name in metrics.jsonl; None for other names."""
+    return _ROWS.get(recorded) or _ROWS.get(f"{recorded.partition('/')[0]}/*")
 
 
 def repeats(recorded: str) -> bool:
     """Return whether a value of metrics.jsonl is the same if its step is made again; so are values without a row."""
     found = metric_of(recorded)
-    return found is None or found[0].repeats
+    return found is None or found.repeats
