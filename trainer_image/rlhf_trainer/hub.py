@@ -2,6 +2,7 @@
 
 import logging
 import time
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -97,19 +98,15 @@ def _ask(name: str, kind: KIND) -> None:
     """
     from huggingface_hub import HfApi
 
-    raised: list[Exception] = []
-    answered: list[object] = []
+    answer = Future[object]()
 
     def ask() -> None:
         try:
-            answered.append(HfApi().repo_info(name, repo_type=kind))
+            answer.set_result(HfApi().repo_info(name, repo_type=kind))
         except Exception as error:  # noqa: BLE001 it is raised below
-            raised.append(error)
+            answer.set_exception(error)
 
-    thread = Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_SECONDS)
-    if raised:
-        raise raised[0]
-    if not answered:
+    Thread(target=ask, daemon=True).start()
+    if not wait([answer], HUB_SECONDS).done:
         raise TimeoutError(f"no answer within {HUB_SECONDS:g} s")
+    answer.result()

@@ -144,11 +144,13 @@ def _open_local(source: DataSource, path: str, columns: list[str]) -> OpenedRows
 def _open_rows_alone(
     found: Path, kind: str, source: DataSource, path: str, options: Mapping[str, Any], error: DataError
 ) -> OpenedRows:
-    """Open a JSON or CSV file with bad lines, or a folder of such files, by a copy of the good lines.
+    """Open a JSON or CSV file with bad lines, or a folder of such files, by a copy of the good lines of this version.
 
     Raises `error`, the failure to open the original, if the copy has no rows or cannot be opened either.
     """
-    copy = _place_of_copy(found)
+    now = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(found)]
+    version = hashlib.sha256(f"{found} {now}".encode(errors="replace")).hexdigest()[:16]
+    copy = Path(datasets.config.HF_DATASETS_CACHE) / "rows" / version / found.name
     with _named(path):
         rows, left_out = copy_rows(found, copy)
     if not rows:
@@ -167,13 +169,6 @@ def _open_place(place: Path, kind: str, source: DataSource, path: str, options: 
     if place.is_dir():
         return _load(str(place), source, path, **options)
     return _load(kind, source, path, data_files={"train": [glob.escape(str(place))]}, **options)
-
-
-def _place_of_copy(place: Path) -> Path:
-    """Return the path for a copy of the rows of a file or folder; another path once the original has changed."""
-    now = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(place)]
-    name = hashlib.sha256(f"{place} {now}".encode(errors="replace")).hexdigest()[:16]
-    return Path(datasets.config.HF_DATASETS_CACHE) / "rows" / name / place.name
 
 
 def _kind_of_file(file: Path, path: str) -> str:

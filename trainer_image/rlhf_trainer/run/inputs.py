@@ -118,10 +118,8 @@ def _commit(files: Sequence[Path]) -> str:
     """Return the git commit of files of one folder, with `-dirty` if any is not as committed; empty outside git."""
     git = partial(subprocess.check_output, cwd=files[0].parent, stderr=subprocess.DEVNULL, text=True)
     try:
-        commit, changes = (
-            git(["git", "rev-parse", "HEAD"]),
-            git(["git", "status", "--porcelain", "--ignored", "--", *files]),
-        )
+        commit = git(["git", "rev-parse", "HEAD"])
+        changes = git(["git", "status", "--porcelain", "--ignored", "--", *files])
     except (OSError, subprocess.CalledProcessError):
         return ""
     return commit.strip() + "-dirty" * bool(changes)

@@ -58,10 +58,9 @@ def versions() -> dict[str, str]:
 
 def _cpu() -> str:
     """Return the model of this machine's CPU; on machines that do not tell it, their architecture."""
-    with suppress(OSError):
-        found = re.search(r"^model name\s*: (.*)$", CPU_FILE.read_text(), re.MULTILINE)
-        return found[1] if found else platform.machine()
-    return platform.machine()
+    text = CPU_FILE.read_text() if CPU_FILE.is_file() else ""
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1] if found else platform.machine()
 
 
 def cores() -> int:

@@ -1,12 +1,13 @@
 """Preconditions of a job; each function raises the error of a broken one."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
 
-from rlhf_api.chain import data_from_jobs, merged_models
+from rlhf_api.chain import ADDRESSES, data_from_jobs
+from rlhf_api.checks.resume import leaves
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
@@ -17,10 +18,8 @@ from rlhf_mapper.config_file import made_from
 from rlhf_trainer.data.uri import FILE
 from rlhf_trainer.errors import ConfigError, TrainerError
 from rlhf_trainer.generation.families import GENERATED, why_unknown
-from rlhf_trainer.run.shapes import config_file
+from rlhf_trainer.run.shapes import CLAIM, config_file
 from rlhf_trainer.run_folder.folder import finished_jobs
-
-CLAIM = "pvc://"
 
 
 def require_packages() -> None:
@@ -55,24 +54,10 @@ def require_other_folders(jobs: Sequence[Job], output: Path) -> None:
         raise SpecError(problems)
 
 
-def _addresses(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield (path of the field, URI) of everything that a job reads or writes; a model of two roles comes twice."""
-    spec, merged = job.spec, merged_models(job)
-    yield from merged.items()
-    for role, model in job.models().items() if not merged else ():
-        yield f"models.{spec.models.source_field(role)}.uri", model.uri
-        if model.lora and model.lora.initial:
-            yield f"models.{spec.models.field(role)}.lora.initial", model.lora.initial
-    if spec.rollout.speculation and spec.rollout.speculation.draft:
-        yield "rollout.speculation.draft", spec.rollout.speculation.draft
-    yield from ((f"{field}.uri", source.address) for field, source in spec.data.train.sources("data.train").items())
-    if spec.data.pretrain:
-        yield "data.pretrain.uri", spec.data.pretrain.uri
-    if spec.evaluation:
-        measured = spec.evaluation.data.sources("evaluation.data")
-        yield from ((f"{field}.uri", source.address) for field, source in measured.items())
-    if spec.checkpoint.storage:
-        yield "checkpoint.storage", spec.checkpoint.storage
+def _addresses(job: Job) -> list[tuple[str, str]]:
+    """Return (path of the field, URI) of everything that a job reads or writes."""
+    fields = leaves(job.spec.model_dump(mode="json", by_alias=True, exclude={"outputs"}))
+    return [(path, str(value)) for path, value in fields if path.rpartition(".")[2] in (*ADDRESSES, "storage")]
 
 
 def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapping[Role, tuple[Model, str]]) -> None:

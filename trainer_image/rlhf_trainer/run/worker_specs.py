@@ -156,7 +156,8 @@ def worker_specs(
         for role in pool.models:
             setting = setting_of(job, role, folders, total_steps=shape.total_steps, layout=placed.sizes[role])
             if role in ("actor", "critic") and placed.fuses_updates(job):
-                setting = with_fused_updates(setting)
+                layout = setting.layout and replace(setting.layout, reverses_stages=role == "critic")
+                setting = replace(setting, fuses_updates=True, layout=layout)
             if role in retokenized:
                 actor = setting_of(job, "actor", folders)
                 setting = replace(setting, actor=(actor.model, actor.folder))
@@ -166,12 +167,6 @@ def worker_specs(
         elsewhere = {"setting": setting_of(job, "rollout", folders), "on_gpu": placed.device == "GPU"}
         specs[ENDPOINTS] = {"rollout": WorkerSpec(RolloutWorker, elsewhere)}
     return {pool: {role: with_mapped_fields(spec, placed) for role, spec in of.items()} for pool, of in specs.items()}
-
-
-def with_fused_updates(setting: WorkerSetting) -> WorkerSetting:
-    """Return the setting of an actor or critic whose updates run as one; the critic's last rank has its first stage."""
-    layout = setting.layout and replace(setting.layout, reverses_stages=setting.role == "critic")
-    return replace(setting, fuses_updates=True, layout=layout)
 
 
 def model_spec(setting: WorkerSetting, role: Role, *, beside: Collection[str] = (), sequences: int = 1) -> WorkerSpec:

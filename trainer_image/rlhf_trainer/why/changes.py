@@ -1,6 +1,5 @@
 """Finder of a change in a series: a jump between two levels, or a bend between two lines, where one line is worse."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,11 +47,14 @@ def change_of(name: str, series: Series) -> Change | None:
         return None
     scale = max(float(np.var(series.values)), 1e-30) * 1e-6  # a perfect fit is no infinite evidence
     plain = _criterion(series, _line(series, series.steps), scale, 2)
-    found = []
-    for place, kind, line in _candidates(series):
-        start, middle, end = (float(line[at]) for at in (0, place, -1))
-        gain = plain - _criterion(series, line, scale, 4)
-        found.append(Change(name, int(series.steps[place]), kind, start, middle, end, gain))
+    found, steps = [], series.steps
+    for place in range(2, len(series) - 1):
+        since = steps >= steps[place]
+        lines = {"jump": _line(series, since), "bend": _line(series, steps, since * (steps - steps[place]))}
+        for kind, line in lines.items():
+            start, middle, end = (float(line[at]) for at in (0, place, -1))
+            gain = plain - _criterion(series, line, scale, 4)
+            found.append(Change(name, int(steps[place]), kind, start, middle, end, gain))
     best = max(found, key=lambda each: each.evidence)
     return best if best.evidence > EVIDENCE else None
 
@@ -65,15 +67,6 @@ def _thinned(series: Series) -> Series:
     places = np.arange(0, len(series), size)
     counts = np.diff([*places, len(series)])
     return Series(series.steps[places], np.add.reduceat(series.values, places) / counts)
-
-
-def _candidates(series: Series) -> Iterator[tuple[int, str, Array]]:
-    """Yield (place, kind, values on the line) of a jump and of a bend at each place."""
-    steps = series.steps
-    for place in range(2, len(series) - 1):
-        since = steps >= steps[place]
-        yield place, "jump", _line(series, since)
-        yield place, "bend", _line(series, steps, since * (steps - steps[place]))
 
 
 def _line(series: Series, *slopes: Array) -> Array:

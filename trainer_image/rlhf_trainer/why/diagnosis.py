@@ -96,11 +96,8 @@ def _first_signal(names: Sequence[str], seen: Seen, change: Change | None) -> Ch
 
     names: signals of the likeliest cause or, without a cause, all.
     """
-    found = [
-        moved
-        for name in names
-        if not (change and name == change.name) and (moved := change_of(name, seen.series(name)))
-    ]
+    others = [name for name in names if not (change and name == change.name)]
+    found = [moved for name in others if (moved := change_of(name, seen.series(name)))]
     before = [moved for moved in found if change is None or moved.step <= change.step]
     return min(before, key=lambda moved: (moved.step, -moved.evidence), default=None)
 
@@ -123,13 +120,10 @@ def _notes(seen: Seen) -> list[str]:
 
 def described(row: Row) -> str:
     """Return a kept response in a line: step, row, numbers and the beginning of its text."""
-    numbers = [
-        f"{name} {number(row[name])}" for name in ("reward", "advantage") if isinstance(row.get(name), int | float)
-    ]
-    ends = "" if row.get("finished", True) else ", cut off"
-    place = (
-        f"step {row['step']}, row {row['row']}: {', '.join(numbers)}, {row.get('response_tokens', '?')} tokens{ends}"
-    )
+    known = [name for name in ("reward", "advantage") if isinstance(row.get(name), int | float)]
+    numbers = ", ".join(f"{name} {number(row[name])}" for name in known)
+    tokens, ends = row.get("response_tokens", "?"), "" if row.get("finished", True) else ", cut off"
+    place = f"step {row['step']}, row {row['row']}: {numbers}, {tokens} tokens{ends}"
     return f"{place}: {shortened(' '.join(row['response'].split()), MAX_TEXT)}"
 
 
