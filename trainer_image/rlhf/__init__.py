@@ -111,11 +111,10 @@ def run(
     `restart`. address: of a Ray cluster; by default RAY_ADDRESS, or a new one. Raises SpecError, OwnCodeError or
     TrainerError, each with its `exit_code`.
     """
-    from rlhf_trainer.outputs.opening import OutputOptions
     from rlhf_trainer.run.chain import run_file
 
-    folder, options = _folder(manifest, output), OutputOptions()
-    run_file(_source(manifest), output=folder, overrides=sets, restart=restart, address=address, options=options)
+    folder = _folder(manifest, output)
+    run_file(_source(manifest), output=folder, overrides=sets, restart=restart, address=address)
     return read_run(folder)
 
 

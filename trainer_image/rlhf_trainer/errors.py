@@ -10,6 +10,9 @@ from typing import ClassVar, Literal
 
 from rlhf_api.exit_codes import ExitCode
 
+EXTRAS = {"matplotlib": "plots"} | dict.fromkeys(("wandb", "mlflow", "opentelemetry"), "trackers")
+"""Package of others -> the extra of rlhf-operator that brings it."""
+
 
 class TrainerError(Exception):
     """An error that the trainer raises itself; `exit_code` is the exit code of the process if nothing catches it."""
@@ -84,7 +87,9 @@ def user_error(error: BaseException) -> BaseException:
     if isinstance(error, SystemError) and error.__cause__:
         return user_error(error.__cause__)
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("rlhf_"):
-        return EnvironmentProblem(f"the Python package {error.name} is not installed")
+        extra = EXTRAS.get(error.name.partition(".")[0])
+        remedy = f"; it is in rlhf-operator[{extra}]" if extra else ""
+        return EnvironmentProblem(f"the Python package {error.name} is not installed{remedy}")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentProblem(f"{error.filename or 'what is printed'}: {error.strerror}")
     return error

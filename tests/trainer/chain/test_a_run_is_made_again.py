@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,15 +15,17 @@ from tests.trainer.chain.conftest import rlhf
 PPO, SFT = "helpful-ppo", "helpful-sft"
 
 
-def again(chain: tuple[Path, str], output: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return rlhf("reproduce", chain[0], f"--output={output}", *options)
+def again(chain: tuple[Path, str], *options: str) -> subprocess.CompletedProcess[str]:
+    done = rlhf("reproduce", chain[0], *options)
+    shutil.rmtree(chain[0].with_name(f"{chain[0].name}-reproduced"))
+    return done
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("--steps=2",), ("--from=2", "--steps=1")], ids=["start", "checkpoint"])
-def test_steps_of_ppo_are_equal(chain: tuple[Path, str], tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_steps_of_ppo_are_equal(chain: tuple[Path, str], options: tuple[str, ...]) -> None:
     before = {file: file.stat().st_mtime_ns for file in chain[0].rglob("*")}
-    done = again(chain, tmp_path / "again", f"--job={PPO}", *options)
+    done = again(chain, f"--job={PPO}", *options)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "differs" not in done.stdout
     sentence = done.stdout.splitlines()[-1]
@@ -39,7 +42,7 @@ def test_a_changed_row_is_found_in_its_file_step_and_rank(chain: tuple[Path, str
     lines[row] = json.dumps({**json.loads(lines[row]), "chosen": " No."})
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(lines) + "\n")
-    done = again(chain, tmp_path / "again", f"--job={SFT}", f"--set=data.train.uri={file.as_uri()}")
+    done = again(chain, f"--job={SFT}", f"--set=data.train.uri={file.as_uri()}")
     assert f"{SFT}: differs: spec.data.train: train.jsonl is not what it was" in done.stdout
     assert done.returncode == 2
     assert re.search(r"inputs differ \(2\): step 2: .*first in actor.\w+ on rank all/[01]", done.stderr)

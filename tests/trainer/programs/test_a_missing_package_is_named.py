@@ -52,7 +52,7 @@ def test_a_graph_without_torch_says_what_is_missing() -> None:
     command = [sys.executable, "-c", f"{program}from rlhf_trainer.commands.cli import main; main()"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 4
-    assert done.stderr == "error: --graph reads what the workers declare, which needs torch\n"
+    assert done.stderr == "error: the Python package torch is not installed\n"
 
 
 def test_a_picture_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
@@ -61,6 +61,6 @@ def test_a_picture_without_matplotlib_says_what_to_install(tmp_path: Path) -> No
     command = [sys.executable, "-c", f"{program}from rlhf_trainer.commands.cli import main; main()"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 4
-    sentence = "--svg draws by matplotlib, which is not installed: pip install 'rlhf-operator[plots]'"
+    sentence = "the Python package matplotlib is not installed; it is in rlhf-operator[plots]"
     assert done.stderr == f"error: {sentence}\n"
     assert not (tmp_path / "x.svg").exists()

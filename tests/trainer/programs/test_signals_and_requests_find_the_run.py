@@ -118,10 +118,7 @@ def test_a_folder_is_in_use_while_a_run_holds_it(tmp_path: Path) -> None:
     assert not is_running(tmp_path / "run")
 
 
-def test_save_now_needs_a_run_and_says_when_it_ended_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SpecError, match="no folder below runs/ is in use"):
-        save_now(None)
+def test_save_now_needs_a_run_and_says_when_it_ended_first(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no rlhf run is using this folder"):
         save_now(tmp_path)
     run = tmp_path / "runs" / "mine"
@@ -132,7 +129,7 @@ from time import sleep\nwith only_run_in(Path({str(run)!r})):\n    print('in', f
         assert other.stdout is not None
         assert other.stdout.readline() == "in\n"
         with pytest.raises(EnvironmentProblem, match="ended before it made the checkpoint"):
-            save_now(None)
+            save_now(run)
 
 
 def test_ctrl_c_while_the_command_imports_is_no_traceback(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def main() -> None:
         ratio = f"{all_of_them / one:,.0f} times one run"
         sys.stdout.write(f"list: {all_of_them:.3f} s for {COUNT:,} runs, {ratio} ({1000 * one:.2f} ms)\n")
         rows = runs.list_runs(first.parent)
-        page = seconds(lambda folder: runs.render(rows, folder, "", "-started", [], ""), first.parent)
+        page = seconds(lambda folder: runs.render(rows, folder, "", "-started", []), first.parent)
         sys.stdout.write(f"page: {page:.3f} s\n")
 
 

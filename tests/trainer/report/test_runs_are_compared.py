@@ -88,8 +88,7 @@ def test_three_runs_of_one_name_are_told_apart_by_path(tmp_path: Path) -> None:
     folders = [tmp_path / name / "run" for name in ("x", "y", "z")]
     for folder in folders:
         run_job(folder, PPO, map(ppo_record, (1, 2)))
-    path, _, page = compared(*folders, "--output", tmp_path / "here.html")
-    assert path == tmp_path / "here.html"
+    _, _, page = compared(*folders)
     assert page.row("At the end, held out")[1:] == list(map(str, folders))
 
 
@@ -113,15 +112,16 @@ def test_the_page_escapes_texts_and_runs_nothing(tmp_path: Path) -> None:
     ("arguments", "code", "sentence"),
     [
         (["a", "nowhere"], ExitCode.SPEC, "error: nowhere: is no run folder: there is no such folder"),
-        (["a", "--output", "x.html"], ExitCode.SPEC, "error: --output: is for comparisons of several runs"),
         (["a"] * 11, ExitCode.SPEC, "error: 11 runs are too many to compare: at most 10"),
-        (["a", "a", "--output", "none/x.html"], ExitCode.ENVIRONMENT, "error: none/x.html: No such file or directory"),
+        (["b", "a"], ExitCode.ENVIRONMENT, "error: b/compare.html: Is a directory"),
     ],
 )
 def test_a_mistake_is_one_sentence(
     arguments: list[Any], code: ExitCode, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_job(tmp_path / "a", PPO, [])
+    for name in ("a", "b"):
+        run_job(tmp_path / name, PPO, [])
+    (tmp_path / "b" / "compare.html").mkdir()
     monkeypatch.chdir(tmp_path)
     done = report(*arguments)
     assert (done.exit_code, done.stderr) == (code, f"{sentence}\n")

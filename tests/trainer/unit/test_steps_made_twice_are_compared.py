@@ -226,7 +226,7 @@ def test_equal_steps_end_with_zero_and_leave_the_run_alone(run: Path, monkeypatc
     monkeypatch.chdir(run)
     again = command(Path())
     assert (again.exit_code, again.stderr) == (
-        2, f"error: {run}-reproduced: is there already; name a new folder by --output\n"
+        2, f"error: {run}-reproduced: is there already; move it away\n"
     )  # fmt: skip
 
 

@@ -18,9 +18,9 @@ from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import Problem, SpecError
 from rlhf_planning.command_line import Follow, Once, Program, print_errors, uri_of
 from rlhf_planning.lengths import METAVAR
-from rlhf_trainer.commands import run_commands, size_command
+from rlhf_trainer.commands import run_commands
 from rlhf_trainer.commands.ending import ending, leave
-from rlhf_trainer.commands.run_commands import RunDir
+from rlhf_trainer.commands.run_commands import Debug, File, RunDir, Sets
 from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.run.stopping import Stopped, heeded
 from rlhf_trainer.run_folder.attempt import write_exit
@@ -32,14 +32,8 @@ program = Program(
 )
 app, command = program.app, program.command
 PROJECT = Path(__file__).with_name("project")
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
 Finished = Annotated[
     Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default: runs/<file name>.")
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Set a field of all jobs or, with NAME, of one job."),
 ]
 
 
@@ -188,7 +182,7 @@ def plan(
 ) -> None:
     """Say where the models of a manifest would live, how they would be sharded, and what a step would take."""
     from rlhf_planning.machines import requested_cluster
-    from rlhf_trainer.commands.plan import JobPlan, answers, choose, plans_of, print_plans  # numpy, slow to import
+    from rlhf_trainer.commands.plan import JobPlan, choose, plans_of, print_plans  # numpy, slow to import
     from rlhf_trainer.commands.size import print_unused_sets
 
     def plans_with(sets: Sequence[str] | None) -> list[JobPlan]:
@@ -199,11 +193,10 @@ def plan(
         return plans_of(chosen, jobs, run_folder(file, output), cluster, calibrate=calibrate or (), **known)
 
     print_plans(plans := plans_with(sets), in_json=in_json, graph=graph, svg=svg)
-    print_unused_sets(() if graph else sets or (), answers(plans), lambda kept: answers(plans_with(kept)))
+    print_unused_sets(() if graph else sets or (), plans, plans_with)
 
 
-for each in (size_command, run_commands):
-    each.declare(program)
+run_commands.declare(program)
 
 
 @command("rlhf checkpoints runs/first")
@@ -228,9 +221,7 @@ def export(
 
 
 @command("rlhf save-now runs/first")
-def save_now(
-    run_dir: Annotated[Path | None, typer.Argument(help="Run folder; default: the one in use below runs/.")] = None,
-) -> None:
+def save_now(run_dir: RunDir) -> None:
     """Have a running job save a checkpoint after its current step; wait until it is saved."""
     from rlhf_trainer.run_folder.commands import save_now as save
 
@@ -313,21 +304,13 @@ def reward(
 @command("rlhf report runs/first")
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, written by `rlhf run`.")],
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Comparison's file; default: compare.html in the first folder.")
-    ] = None,
     debug: Debug = False,  # noqa: ARG001 `command` reads it
 ) -> None:
-    """Write RUN_DIR/report.html, a page about the run that needs no network, or a comparison of several runs."""
+    """Write RUN_DIR/report.html, a page about the run that needs no network, or compare.html for several runs."""
     from rlhf_trainer.report.compare import write_comparison  # matplotlib: a second that `validate` does not need
     from rlhf_trainer.report.page import write_report
 
-    if len(folders) > 1:
-        typer.echo(write_comparison(folders, output))
-    elif output:
-        raise SpecError([Problem("--output", "is for comparisons of several runs")])
-    else:
-        typer.echo(write_report(folders[0]))
+    typer.echo(write_comparison(folders) if len(folders) > 1 else write_report(folders[0]))
 
 
 @command("rlhf import run_grpo.sh --from verl --output job.yaml", name="import")

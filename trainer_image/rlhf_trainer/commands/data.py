@@ -109,7 +109,10 @@ def print_rewards(
 ) -> None:
     """Print what the rewards of each job, or of one job, give to responses; of models only tokenizers are loaded."""
     given, by_name, found = _read_texts(texts) if texts else [], {job.name: job for job in jobs}, {}
-    for job in _with_rewards(jobs, only):
+    rewarded = [job for job in jobs if terms_of(job) or job.spec.rollout.environment]
+    if not (chosen := [job for job in rewarded if only in (None, job.name)]):
+        raise SpecError([Problem("--job" if only else "FILE", "names no job with rewards")])
+    for job in chosen:
         setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
         data = with_first_rows(setting, max([1, rows, *(row + 1 for row, _ in given)]))
         tried = made_samples(job, data, rows, given)
@@ -121,13 +124,6 @@ def print_rewards(
             _print_table(job.name, data.train.facts(), found[job.name])
     if in_json:
         typer.echo(json.dumps(found, indent=2))
-
-
-def _with_rewards(jobs: Sequence[Job], only: str | None) -> list[Job]:
-    rewarded = [job for job in jobs if terms_of(job) or job.spec.rollout.environment]
-    if chosen := [job for job in rewarded if only in (None, job.name)]:
-        return chosen
-    raise SpecError([Problem("--job" if only else "FILE", "names no job with rewards")])
 
 
 def _read_texts(file: Path) -> list[tuple[int, str]]:

@@ -3,10 +3,9 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from types import ModuleType
 from typing import Any
 
 import typer
@@ -37,7 +36,7 @@ from rlhf_trainer.run_folder.folder import writing
 class JobPlan:
     """Plan of a job: the placement of its models (mapping), and everything else that is printed about the job."""
 
-    job: Job
+    job: Job = field(compare=False)
     mapping: DeviceMapping | Infeasible
     calibration: Calibration | None
     """Past runs that correct the prediction; None: no correction."""
@@ -63,11 +62,6 @@ def choose(jobs: Sequence[Job], *, only: str | None, in_json: bool, graph: bool,
     if in_json and (graph or svg):
         raise SpecError([Problem("--json", f"is not for {'--graph' if graph else '--svg'}")])
     return chosen
-
-
-def answers(plans: Sequence[JobPlan]) -> list[dict[str, Any]]:
-    """Return what plans say without the jobs themselves; a graph shows more of a job."""
-    return [vars(each) | {"job": ""} for each in plans]
 
 
 def plans_of(
@@ -156,20 +150,22 @@ def documents_of(plans: Sequence[JobPlan]) -> dict[str, dict[str, Any]]:
 
 
 def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
-    try:
-        from rlhf_trainer.run.graph import graph_of
-    except ModuleNotFoundError as error:
-        raise EnvironmentProblem(f"--graph reads what the workers declare, which needs {error.name}") from error
+    from rlhf_trainer.run.graph import graph_of  # torch
+
     found = [(each, each.mapping) for each in plans if isinstance(each.mapping, DeviceMapping)]
     for each, placed in found:
         pools = "; ".join(f"{pool.name}: {placed.described(pool)}" for pool in placed.pools)
         graph, title = graph_of(each.job, placed), f"{each.title}. {pools}"
         typer.echo(f"{text_of(graph, title=title)}\n")
         if svg:
+            from rlhf_trainer.report.plan_pictures import graph_svg  # matplotlib
+
+            lanes = [pool.name for pool in placed.pools]
+            from rlhf_trainer.report.plan_pictures import graph_svg  # matplotlib
+
             lanes = [pool.name for pool in placed.pools]
             is_mermaid = svg.suffix in (".md", ".mmd")
-            text = mermaid_of(graph) if is_mermaid else _pictures().graph_svg(graph, title=title, pools=lanes)
-            _write(svg, text)
+            _write(svg, mermaid_of(graph) if is_mermaid else graph_svg(graph, title=title, pools=lanes))
             typer.echo("")
     if found:
         typer.echo(LEGEND)
@@ -182,17 +178,10 @@ def _explain(answer: JobPlan, svg: Path | None) -> None:
     typer.echo(f"{answer.calibration}\n" if answer.calibration else "")
     if svg and isinstance(answer.mapping, DeviceMapping):
         assert answer.mapping.prediction, "the shapes are known"
+        from rlhf_trainer.report.plan_pictures import timeline_svg  # matplotlib
+
         timeline = timeline_of(answer.mapping.pools, answer.mapping.prediction)
-        _write(svg, _pictures().timeline_svg(timeline, title=answer.title))
-
-
-def _pictures() -> ModuleType:
-    try:
-        from rlhf_trainer.report import plan_pictures
-    except ModuleNotFoundError as error:
-        message = f"--svg draws by {error.name}, which is not installed: pip install 'rlhf-operator[plots]'"
-        raise EnvironmentProblem(message) from error
-    return plan_pictures
+        _write(svg, timeline_svg(timeline, title=answer.title))
 
 
 def _write(svg: Path, text: str) -> None:

@@ -1,5 +1,6 @@
-"""Commands about runs and models (`rlhf why`, `reproduce`, `tune`, `ui`, `serve`, `merge`); slow imports are inside."""
+"""Commands `rlhf size`, `why`, `reproduce`, `tune`, `ui`, `serve` and `merge`; slow imports are inside."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,14 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_planning.command_line import Program, uri_of
 from rlhf_planning.halving import Budget, Measure, TunedJob, Vary, search_of, show
 
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
+OwnSets = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a field.")]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder: the --output of `rlhf run`.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Set a field of all jobs or, with NAME, of one job."),
+]
 
 
 def why(
@@ -33,31 +41,24 @@ def reproduce(
     after: Annotated[
         int | None, typer.Option("--from", metavar="STEP", min=1, help="Step of a checkpoint; default: the start.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="New run folder; default: RUN_DIR with -reproduced at its end.")
-    ] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field of the job.")
-    ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
+    sets: OwnSets = None,
+    debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Make steps of a run again and say whether they are equal, or what differs first."""
+    """Make steps of a run again in RUN_DIR-reproduced, and say whether they are equal, or what differs first."""
     from rlhf_trainer.run.reproduce import reproduce as make_again  # ray: a second
 
-    make_again(run_dir, job=job, count=steps, after=after, output=output, sets=sets or (), say=typer.echo)
+    make_again(run_dir, job=job, count=steps, after=after, sets=sets or (), say=typer.echo)
 
 
 def tune(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")],
+    file: File,
     vary: Vary,
     measure: Measure,
     budget: Budget,
     job: TunedJob = None,
     output: Annotated[Path | None, typer.Option(help="Folder; default: runs/<file name>-tune.")] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Change a field of all trials.")
-    ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
+    sets: Sets = None,
+    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Search values of a job's fields by successive halving; the same command goes on after an interruption."""
     from rlhf_trainer.run.tuning import Tuning  # ray: a second
@@ -99,11 +100,10 @@ def merge(
     by: Annotated[str, typer.Option(metavar="Linear|SLERP|TIES|DARE|OT", help="Method.")] = "Linear",
     weights: Annotated[str, typer.Option(metavar="NUMBER,...", help="Weights of the models; default: 1.")] = "",
     base: Annotated[str | None, typer.Option(help="Model that the others were made of; for TIES and DARE.")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a field.")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
+    sets: OwnSets = None,
+    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Make one language model of several, without training; --set adds settings, such as a density."""
-    from rlhf_trainer.outputs.opening import OutputOptions
     from rlhf_trainer.run.chain import run_file  # ray: a second
 
     try:
@@ -115,12 +115,49 @@ def merge(
     algorithm = {"name": "Merge", "method": by, "models": merged}
     spec = {"algorithm": algorithm | ({"base": uri_of(base)} if base else {})}
     text = yaml.safe_dump({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "merge"}, "spec": spec})
-    options = OutputOptions()
-    run_file(text, output=output, overrides=sets or (), restart=False, address=None, options=options)
+    run_file(text, output=output, overrides=sets or ())
+
+
+def size(
+    model: Annotated[str, typer.Argument(help="Folder with a config.json, known model, or size such as 7b.")],
+    algorithm: Annotated[str, typer.Option(metavar="NAME", help="Algorithm of the training.")] = "GRPO",
+    response: Annotated[str, typer.Option(metavar="TOKENS", help="Longest response, such as 16k.")] = "2k",
+    mean: Annotated[str, typer.Option(metavar="TOKENS", help="Mean length of responses.")] = "",
+    prompt: Annotated[str, typer.Option(metavar="TOKENS", help="Length of prompts.")] = "1k",
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts, or rows without RL, of a step.")] = 128,
+    samples: Annotated[int | None, typer.Option(min=1, help="Responses to each prompt in RL; default: 8.")] = None,
+    lora: Annotated[int, typer.Option(min=0, metavar="RANK", help="Train an adapter of this rank.")] = 0,
+    gpus: Annotated[str, typer.Option(metavar="any|TYPE[=NUMBER],...", help="As h100,a100 or h100=16.")] = "any",
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the whole job.")] = 200,
+    budget: Annotated[float, typer.Option(min=0, metavar="USD", help="Most money for the job.")] = 0.0,
+    deadline: Annotated[str, typer.Option(metavar="TIME", help="Most time for the job, such as 48h.")] = "",
+    step_time: Annotated[str, typer.Option(metavar="TIME", help="Most time for a step, such as 2min.")] = "",
+    prices: Annotated[Path | None, typer.Option(metavar="FILE", help="Your prices, as h100: 2.5.")] = None,
+    in_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the manifest.")] = False,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the layout, for others too.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw hours against money.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="The same as PNG.")] = None,
+    sets: OwnSets = None,
+) -> None:
+    """Say what hardware a training needs, with hours and money; no manifest, cluster or network."""
+    from rlhf_planning.market import market_of
+    from rlhf_planning.sized_job import Training, seconds_of, tokens_of
+    from rlhf_planning.sizing import Limits
+    from rlhf_trainer.commands.size import size_and_print  # numpy: time that `validate` does not need
+
+    lengths = {"response": response, "prompt": prompt, "mean": mean}
+    tokens = {name: tokens_of(text, f"--{name}") if text or name != "mean" else 0 for name, text in lengths.items()}
+    counts = {"samples": samples or 0, "prompts": prompts, "lora": lora, "steps": steps}
+    training = Training(algorithm, **tokens, **counts, sets=sets or ())
+    asked = {"--deadline": deadline, "--step-time": step_time}
+    times = [seconds_of(text, path) if text else math.inf for path, text in asked.items()]
+    limits, pictures = Limits(budget or math.inf, *times), [each for each in (svg, png) if each]
+    size_and_print(model, training, market_of(prices), gpus, limits, in_json, output, pictures)
 
 
 def declare(program: Program) -> None:
     """Declare the commands, each with an example."""
+    program.command("rlhf size 32b --algorithm GRPO --response 16k --mean 6k --steps 200 --deadline 48h")(size)
     program.command("rlhf why runs/first --job helpful-ppo")(why)
     program.command("rlhf reproduce runs/first --job helpful-ppo --steps 3")(reproduce)
     program.command("rlhf tune job.yaml --vary training.seed=1,2,3 --measure evaluation/reward --budget 300")(tune)

@@ -20,14 +20,13 @@ from rlhf_planning.command_line import print_errors
 from rlhf_planning.job_plan import notes_of
 from rlhf_planning.mapping_text import COLUMNS, Prose, printing
 from rlhf_planning.market import Market
-from rlhf_planning.sized_job import Training, document_of, placed_document, seconds_of, shapes_of
+from rlhf_planning.sized_job import Training, document_of, placed_document, shapes_of
 from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, nodes_for, size_job, wanted_gpus
 from rlhf_planning.timeline import interval_text, plain
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.preconditions import require_generating
 from rlhf_trainer.run_folder.folder import writing
 
-TIMES = ("--deadline", "--step-time")
 MAX_INSTANCES = 4
 
 
@@ -88,12 +87,6 @@ def print_unused_sets(sets: Sequence[str], whole: object, answer_of: Callable[[S
                 print_errors([f"--set {text} changes nothing of this answer"])
 
 
-def limits_of(budget: float, deadline: str, step: str) -> Limits:
-    """Return the limits of `--budget`, `--deadline` and `--step-time`, of which any may be 0 or empty. SpecError."""
-    times = [seconds_of(text, path) if text else math.inf for text, path in zip((deadline, step), TIMES, strict=True)]
-    return Limits(budget=budget or math.inf, deadline=times[0], step=times[1])
-
-
 def _title(model: AskedModel, job: Job, mean: int, sizing: Sizing) -> str:
     spec, role = job.spec, job.saved
     rows, samples = spec.training.prompt_batch_size, spec.rollout.samples_per_prompt
@@ -133,11 +126,8 @@ def _layout(files: dict[str, tuple[str, str]], output: Path | None, mean: int) -
 
 
 def _draw(sizing: Sizing, title: str, picture: Path) -> None:
-    try:
-        from rlhf_trainer.report.size_picture import size_figure
-    except ModuleNotFoundError as error:
-        message = f"{picture}: is drawn by {error.name}, which is not installed: pip install 'rlhf-operator[plots]'"
-        raise EnvironmentProblem(message) from error
+    from rlhf_trainer.report.plan_pictures import size_figure  # matplotlib
+
     if not any(row.price for row in sizing.rows):
         raise EnvironmentProblem(f"{picture}: shows hours against money, and no row has a price (--prices)")
     with writing(picture):

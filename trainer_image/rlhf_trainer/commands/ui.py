@@ -82,10 +82,10 @@ class Pages:
         self._drawing = asyncio.Lock()  # matplotlib draws in one thread at a time
 
     async def listing(self, request: web.Request) -> web.Response:
-        """Answer with the list; query: text, order, every, and the chosen runs."""
+        """Answer with the list; query: text, order, and the chosen runs."""
         self._rows = await asyncio.to_thread(runs.list_runs, self._root)
-        text, order, every = (request.query.get(name, "") for name in ("text", "order", "every"))
-        html = runs.render(self._rows, self._root, text, order, _chosen(request), every)
+        text, order = (request.query.get(name, "") for name in ("text", "order"))
+        html = runs.render(self._rows, self._root, text, order, _chosen(request))
         return _answer(request, html, lambda: html)
 
     async def page(self, request: web.Request) -> web.Response:

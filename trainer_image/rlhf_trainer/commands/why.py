@@ -15,7 +15,8 @@ from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_planning.comparison import differences
 from rlhf_planning.numbers import number
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and_writing
+from rlhf_trainer.report.run_record import JobRecord, Run, read_run
+from rlhf_trainer.run_folder.folder import writing
 from rlhf_trainer.why.diagnosis import NO_CAUSE, Diagnosis, described, diagnose, outside
 
 MAX_SHOWN = 6
@@ -31,7 +32,7 @@ def print_why(run_dir: Path, *, only: str | None, last: int | None, in_json: boo
 
     last: look at steps up to this one. SpecError if no such job has made a step.
     """
-    with reading_and_writing(run_dir):
+    with writing(run_dir, what=""):
         run = read_run(run_dir)
     names = [job.name for job in run.jobs if job.records]
     chosen = [job for job in run.jobs if job.name in names and only in (None, job.name)]

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
-from rlhf_trainer.errors import EnvironmentProblem, TrainerError, together
+from rlhf_trainer.errors import EnvironmentProblem, TrainerError, together, user_error
 from rlhf_trainer.outputs.callbacks import Callback
 from rlhf_trainer.outputs.trace import LATEST_STEPS, Trace
 from rlhf_trainer.outputs.trackers import Service, Tracker
@@ -42,6 +42,7 @@ class OutputOptions:
     metrics_port: int | None = None
 
 
+RUN_FOLDER_ONLY = OutputOptions()
 ListenersOf = Callable[[Job], list[Listener]]
 """Function that returns the listeners of a job whose first step starts: those of the run, and those in its manifest."""
 
@@ -99,8 +100,7 @@ def require_trackers(job: Job, output: Path) -> None:
         try:
             check()
         except ModuleNotFoundError as error:
-            package = f"the Python package {error.name} is not installed; it is in rlhf-operator[trackers]"
-            found.append(EnvironmentProblem(f"{field}: {package}"))
+            found.append(EnvironmentProblem(f"{field}: {user_error(error)}"))
         except TrainerError as error:
             found.append(error)
     if found:

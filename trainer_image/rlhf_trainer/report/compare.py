@@ -9,21 +9,22 @@ from rlhf_planning.numbers import between, duration
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.report import metrics, plots
 from rlhf_trainer.report.page import rendered
-from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and_writing
+from rlhf_trainer.report.run_record import JobRecord, Run, read_run
+from rlhf_trainer.run_folder.folder import writing
 
 MAX_RUNS = len(plots.SERIES)
 NO_FIGURES = ("steps", "seconds", "seed", "end_tokens")
 
 
-def write_comparison(folders: Sequence[Path], path: Path | None) -> Path:
-    """Write the page about run folders, by default into the first folder, and return its path.
+def write_comparison(folders: Sequence[Path]) -> Path:
+    """Write the page about run folders into the first of them, and return its path.
 
     Raises ConfigError for too many folders or one that is no run folder, EnvironmentProblem for an unreadable file.
     """
     if len(folders) > MAX_RUNS:
         raise ConfigError(f"{len(folders)} runs are too many to compare: at most {MAX_RUNS}")
-    path = path or folders[0] / "compare.html"
-    with reading_and_writing(path):
+    path = folders[0] / "compare.html"
+    with writing(path, what=""):
         runs = [read_run(folder) for folder in folders]
         names = [run.name for run in runs]
         if len(set(names)) < len(names):
@@ -50,10 +51,12 @@ def render(names: Sequence[str], runs: Sequence[Run], *, live: bool = False) -> 
 
 def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
     columns = [jobs.get(place) for place in range(len(names))]
+    figures = [Row(name, [text(job) if job else "" for job in columns]) for name, text in FIGURES.items()]
+    summaries = [job.summary if job else {} for job in columns]
     return {
         "notes": [f"{names[place]}: {note}" for place, job in jobs.items() for note in job.notes],
         "algorithms": list(dict.fromkeys(job.algorithm for job in jobs.values())),
-        "figures": _figures(columns),
+        "figures": figures + measures([{k: v for k, v in each.items() if k not in NO_FIGURES} for each in summaries]),
         "plots": metrics.panels(jobs),
         "differences": differences([_settings(job) if job else {} for job in columns]),
     }
@@ -75,10 +78,3 @@ FIGURES: Mapping[str, Callable[[JobRecord], str]] = {
     "in all": _whole_time,
 }
 """Name of a row above the held-out measures -> function that returns a job's text in it, empty if not known."""
-
-
-def _figures(jobs: Sequence[JobRecord | None]) -> list[Row]:
-    """Return the rows with status, time and held-out measures of each job; None: a run without the job."""
-    rows = [Row(name, [text(job) if job else "" for job in jobs]) for name, text in FIGURES.items()]
-    summaries = [job.summary if job else {} for job in jobs]
-    return rows + measures([{k: v for k, v in each.items() if k not in NO_FIGURES} for each in summaries])

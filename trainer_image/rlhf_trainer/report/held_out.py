@@ -19,6 +19,7 @@ WHEN = ("before", "after")
 CONFIDENCE = 1.96
 """Number of standard errors on each side of a mean that make its 95 % confidence interval."""
 TIE = 0.5
+WIN_RATE = "prompts with a better response than before, ties half; 0.5 is no change; before: two draws from one model"
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,14 @@ def measures(job: JobRecord) -> list[MetricRow]:
     before, after = before_and_after(job.summary)
     for name, value in after.items():
         if name == "win_rate":
-            found.append(_win_rate(job, value, before.get(name)))
+            names = _score_names(job.samples)
+            changes = [_change(row, _decider(names)) for row in job.samples if names]
+            wins = [TIE if change == 0 else float(change > 0) for change in changes]
+            found.append(_row(job, "win rate", before.get(name), value, TIE, wins, WIN_RATE))
         elif name in before:
-            found.append(_paired(job, name, before[name], value))
+            changes = [_change(row, name) for row in job.samples if _has(row, name)]
+            note = f"mean of {len(changes)} held-out prompts" if len(changes) > 1 else ""
+            found.append(_row(job, name, before[name], value, before[name], changes, note))
         else:
             found.append(MetricRow(job.name, name, "", number(value), "", None, "measured once, after training"))
     return found
@@ -83,34 +89,20 @@ def sample_table(job: JobRecord) -> SampleTable | None:
         decider=decider,
         groups=list(shown.items()),
         rest=[row for row in job.samples if id(row) not in chosen][:MAX_ROWS],
-        distributions=[(name, _distribution(job, name)) for name in names],
+        distributions=[(name, plots.distributions(f"{job.name} {name}", *_scores(job, name))) for name in names],
     )
 
 
-def _paired(job: JobRecord, name: str, before: float, after: float) -> MetricRow:
-    changes = [_change(row, name) for row in job.samples if _has(row, name)]
-    change, is_gain, note = signed(after - before), None, ""
-    if len(changes) > 1:
-        margin = _margin(changes)
+def _row(
+    job: JobRecord, name: str, before: float | None, after: float, null: float, samples: Sequence[float], note: str
+) -> MetricRow:
+    """Return a row with the change from `null` to `after`, and its interval by the samples, if there are several."""
+    change, is_gain = signed(after - null), None
+    if len(samples) > 1:
+        margin = CONFIDENCE * statistics.stdev(samples) / math.sqrt(len(samples))
         change += f" ± {margin:.2g}"
-        is_gain = after > before if abs(after - before) > margin else None
-        note = f"mean of {len(changes)} held-out prompts"
-    return MetricRow(job.name, name, number(before), number(after), change, is_gain, note)
-
-
-def _win_rate(job: JobRecord, value: float, null: float | None) -> MetricRow:
-    change, is_gain = signed(value - TIE), None
-    if len(job.samples) > 1 and (names := _score_names(job.samples)):
-        changes = [_change(row, _decider(names)) for row in job.samples]
-        margin = _margin([TIE if change == 0 else float(change > 0) for change in changes])
-        change += f" ± {margin:.2g}"
-        is_gain = value > TIE if abs(value - TIE) > margin else None
-    note = "prompts with a better response than before, ties half; 0.5 is no change; before: two draws from one model"
-    return MetricRow(job.name, "win rate", "" if null is None else number(null), number(value), change, is_gain, note)
-
-
-def _margin(values: Sequence[float]) -> float:
-    return CONFIDENCE * statistics.stdev(values) / math.sqrt(len(values))
+        is_gain = after > null if abs(after - null) > margin else None
+    return MetricRow(job.name, name, "" if before is None else number(before), number(after), change, is_gain, note)
 
 
 def _decider(names: Sequence[str]) -> str:
@@ -129,9 +121,8 @@ def _has(row: dict[str, Any], name: str) -> bool:
     return all(isinstance(score, int | float) and math.isfinite(score) for score in scores)
 
 
-def _distribution(job: JobRecord, name: str) -> Markup:
-    before, after = ([float(row[f"{name}_{when}"]) for row in job.samples] for when in WHEN)
-    return plots.distributions(f"{job.name} {name}", before, after)
+def _scores(job: JobRecord, name: str) -> list[list[float]]:
+    return [[float(row[f"{name}_{when}"]) for row in job.samples] for when in WHEN]
 
 
 def _change(row: dict[str, Any], name: str) -> float:

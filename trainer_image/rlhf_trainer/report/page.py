@@ -17,15 +17,14 @@ from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_mapper.calibration import compare_phases
 from rlhf_planning.numbers import between, duration, number, shortened, step_list
 from rlhf_trainer.report import held_out, metrics
-from rlhf_trainer.report.run_record import JobRecord, Rollouts, Run, mapping_line, read_run, reading_and_writing
+from rlhf_trainer.report.run_record import JobRecord, Rollouts, Run, mapping_line, read_run
 from rlhf_trainer.report.step_timeline import step_timeline
+from rlhf_trainer.run_folder.folder import writing
 from rlhf_trainer.run_folder.rollouts import NUMBERS
 from rlhf_trainer.why.diagnosis import NO_CAUSE, described, diagnose
 
 REPORT, ROLLOUTS = "report.html", "rollouts.html"
 OFFLINE = [name for name, algorithm in ALGORITHMS.items() if algorithm.offline]
-TRAINING_FACTS = (("promptBatchSize", "prompts a step"), ("batchSize", "rows a step"), ("seed", "seed"))
-"""Fields of spec.training that the page shows, each with its heading."""
 MAX_EVENTS = 500
 MAX_CHARACTERS = 2000
 """Most characters that the page shows of a prompt or response; the page says how many more there are."""
@@ -36,7 +35,7 @@ def write_report(folder: Path) -> Path:
 
     Raises ConfigError if `folder` is no run folder, EnvironmentProblem if a file cannot be read or written.
     """
-    with reading_and_writing(folder):
+    with writing(folder, what=""):
         run = read_run(folder)
         path, rollouts_path = folder / REPORT, folder / ROLLOUTS
         kept = {job.name: job.rollouts for job in run.jobs if job.rollouts.rows}
@@ -83,28 +82,9 @@ def _job(job: JobRecord) -> dict[str, Any]:
         "samples_expected": job.algorithm not in OFFLINE,
         "settings": yaml.safe_dump(_without_unset(job.settings), sort_keys=False, allow_unicode=True),
         "events": job.events[-MAX_EVENTS:],
-        "facts": _facts(job),
         "why": diagnose(job.name, job.seen()) if job.records and job.algorithm not in OFFLINE else None,
         "no_cause": NO_CAUSE,
     }
-
-
-def _facts(job: JobRecord) -> list[tuple[str, str]]:
-    facts = []
-    for role, model in job.section("models").items():
-        if isinstance(model, Mapping):
-            optimizer = model.get("optimizer") or {}
-            rate = f", learning rate {optimizer['learningRate']:g}" if "learningRate" in optimizer else ""
-            facts.append((role, f"{model.get('uri')}{rate}"))
-    training, data = job.section("training"), job.section("data")
-    facts.append(("data", str((data.get("train") or {}).get("uri", ""))))
-    if "maxPromptTokens" in data:
-        facts.append(("tokens", f"{data['maxPromptTokens']} prompt + {data.get('maxResponseTokens')} response at most"))
-    facts += [(text, str(training[name])) for name, text in TRAINING_FACTS if training.get(name) is not None]
-    if kl := job.section("algorithm").get("kl"):
-        place = str(kl.get("applyTo")).lower()
-        facts.append(("KL penalty", f"{kl.get('coefficient')} ({kl.get('controller')}, in the {place})"))
-    return [(name, text) for name, text in facts if text]
 
 
 def _without_unset(value: Any) -> Any:

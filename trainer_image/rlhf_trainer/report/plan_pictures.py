@@ -1,23 +1,28 @@
-"""Pictures of a plan as SVG: the predicted timeline of a step, and the graph of its calls."""
+"""Pictures of a plan (the timeline of a step, the graph of its calls), and of the answer of `rlhf size`."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from rlhf_mapper.mapping import PHASES
 from rlhf_planning.numbers import size_text
+from rlhf_planning.sizing import Sizing
 from rlhf_planning.step_graph import Graph
-from rlhf_planning.timeline import Timeline, marks_of, seconds_text
+from rlhf_planning.timeline import Timeline, marks_of, plain, seconds_text
 from rlhf_trainer.report.bars import PLAIN, STYLES, WHITE, Bar, draw_bars, svg_of
 
 INCH = 72
 STYLE, PHASE_COLOURS = PLAIN | STYLES["plan"], STYLES["phases"]
 INK, FAINT, BAND, RULE = (STYLE[each] for each in ("text.color", "xtick.labelcolor", "axes.facecolor", "hatch.color"))
-POOL_COLOURS = ("#2f6fb3", "#b3562f", "#3f8a52", "#8a4fa3", "#8a7a1f", "#4a8a8a")
+POOL_COLOURS = ("#2f6fb3", "#b3562f", "#3f8a52", "#8a4fa3", "#8a7a1f", "#4a8a8a", "#b03a5b", "#5a5a5a")
 
 WIDTH = 960
 """Width of the timeline's picture in points."""
@@ -27,6 +32,7 @@ MAX_NAME, MAX_TITLE, MAX_MARKS = 24, 100, 9
 """Most letters of a pool's name, most letters of a title, and most ticks of the time axis."""
 CALL, COLUMN, SLANT = 34, 21, 55
 """Points of a call's row and of a field's column in the graph; degrees by which names of fields are turned."""
+SIZE_INCHES = (8.4, 5.2)
 GRAPH_WIDTH, GRAPH_HEAD = 480, 320
 """Width and height in points of all that stands around the rows and columns of the graph."""
 
@@ -152,3 +158,34 @@ def _draw_fields(
         axes.plot(x, row, "o", markersize=8, color=colour, markerfacecolor=fill, gid=f"dot-{place}", zorder=3)
         hovers[f"dot-{place}"] = f"{graph.calls[number].label} {what} at most"
     return hovers
+
+
+def size_figure(sizing: Sizing, title: str, picture: Path) -> None:
+    """Draw the rows with a price into an SVG or PNG file."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=SIZE_INCHES)
+        figure.set_layout_engine("constrained")
+        figure.suptitle(textwrap.fill(title, MAX_TITLE), x=0.012, ha="left", fontsize="small")
+        axes = figure.subplots()
+        axes.set(xscale="log", yscale="log", xlabel="USD for the job", ylabel="hours for the job")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+            axis.set_minor_locator(LogLocator(subs=()))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+        axes.grid(visible=True, linewidth=0.5, alpha=0.5)
+        rows = [row for row in sizing.rows if row.cost() is not None]
+        for number, gpu in enumerate(dict.fromkeys(row.gpu for row in rows)):
+            own = sorted((row for row in rows if row.gpu == gpu), key=lambda row: row.gpus)
+            low, hours, high = zip(*(row.hours for row in own), strict=True)
+            below, above = ([abs(a - b) for a, b in zip(hours, end, strict=True)] for end in (low, high))
+            money, colour = [row.money for row in own], POOL_COLOURS[number % len(POOL_COLOURS)]
+            axes.errorbar(money, hours, yerr=(below, above), fmt="o-", color=colour, label=gpu, capsize=3, linewidth=1)
+            for row in own:
+                look: dict[str, Any] = {"color": colour, "weight": "bold" if row is sizing.chosen else "normal"}
+                axes.annotate(str(row.gpus), (row.money, row.hours[1]), (6, 5), textcoords="offset points", **look)
+        axes.margins(x=0.08)
+        axes.legend(title="number of GPUs of type", frameon=False)
+        if picture.suffix == ".png":
+            figure.savefig(picture, dpi=150)
+        else:
+            picture.write_text(svg_of(figure, {}))

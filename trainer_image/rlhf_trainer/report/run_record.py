@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -14,7 +13,7 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.status import Status
-from rlhf_trainer.errors import ConfigError, EnvironmentProblem
+from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.run_folder.attempt import from_json
 from rlhf_trainer.run_folder.commands import job_files
 from rlhf_trainer.run_folder.evidence import ATTEMPT, EMPTY, RUN, parsed
@@ -94,13 +93,9 @@ class JobRecord:
     def spec(self) -> Mapping[str, Any]:
         return self.settings.get("spec") or {}
 
-    def section(self, name: str) -> Mapping[str, Any]:
-        """Return a section of the spec; empty if it is unset."""
-        return self.spec.get(name) or {}
-
     @property
     def algorithm(self) -> str:
-        return str(self.section("algorithm").get("name", "unknown algorithm"))
+        return str((self.spec.get("algorithm") or {}).get("name", "unknown algorithm"))
 
     @property
     def warnings(self) -> dict[str, list[int]]:
@@ -144,15 +139,6 @@ def read_run(folder: Path) -> Run:
     last = max(ran_on, key=lambda attempt: str(attempt.get("began")), default={})
     environment = {name: value for name, value in last.items() if name not in ATTEMPT}
     return Run(folder.resolve().name, jobs, environment)
-
-
-@contextmanager
-def reading_and_writing(path: Path) -> Iterator[None]:
-    """Turn an OSError in the block into an EnvironmentProblem that names the error's file, or else `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise EnvironmentProblem(f"{error.filename or path}: {error.strerror or error}") from error
 
 
 def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobRecord:

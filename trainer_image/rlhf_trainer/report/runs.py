@@ -1,6 +1,5 @@
-"""List of the runs below a folder, read from small files only: status.json of each job, and summary.json."""
+"""List of the runs below a folder, read from status.json of each job alone."""
 
-import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,18 +8,11 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from rlhf_api.status import Progress, Status
-from rlhf_planning.comparison import before_and_after
 from rlhf_planning.job_table import leading
-from rlhf_planning.numbers import between
 from rlhf_trainer.report.page import rendered
-from rlhf_trainer.run_folder.attempt import STATUS, read_object
+from rlhf_trainer.run_folder.attempt import STATUS
 from rlhf_trainer.run_folder.commands import readable_status, shown_phase
 from rlhf_trainer.run_folder.folder import JOB_FILE, SUMMARY
-
-MAX_ROWS = 300
-"""Most rows of a page beside the chosen ones."""
-Measure = tuple[str, float]
-"""Name of a measure, and its value."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +27,9 @@ class RunRow:
     phase: str = ""
     job: str = ""
     progress: Progress | None = None
-    measure: Measure | None = None
-    """The job's mean reward, or else its first loss, in the latest step."""
-    held_out: Measure | None = None
-    """The job's first measure on held-out data after training."""
+    measure: tuple[str, float] | None = None
+    """Name and value of the job's mean reward, or else of its first loss, in the latest step."""
     started: str = ""
-    seconds: float | None = None
-    """Seconds that the finished jobs took together."""
     has_page: bool = False
 
     def matches(self, text: str) -> bool:
@@ -57,9 +45,7 @@ ORDERS: Final[Mapping[str, Callable[[RunRow], Any]]] = {
     "job": lambda row: row.job or None,
     "step": lambda row: row.progress.step if row.progress else None,
     "reward or loss": lambda row: row.measure,
-    "held out": lambda row: row.held_out,
     "started": lambda row: row.started or None,
-    "took": lambda row: row.seconds,
 }
 """Title of a column -> function that returns the value by which the column sorts, None if it is not known."""
 NEWEST_FIRST: Final = "-started"
@@ -89,10 +75,10 @@ def _name(path: Path, root: Path) -> str:
     return os.fsencode(name).decode(errors="replace")
 
 
-def render(rows: Mapping[str, RunRow], root: Path, text: str, order: str, chosen: Collection[str], every: str) -> str:
+def render(rows: Mapping[str, RunRow], root: Path, text: str, order: str, chosen: Collection[str]) -> str:
     """Return the HTML page with the rows that match `text`, and first the chosen ones.
 
-    order: key of ORDERS, after a `-` if values fall. every: show all rows, not only MAX_ROWS, unless it is empty.
+    order: key of ORDERS, after a `-` if values fall.
     """
     order = order if order.removeprefix("-") in ORDERS else NEWEST_FIRST
     matching = in_order([row for row in rows.values() if row.name not in chosen and row.matches(text)], order)
@@ -100,8 +86,7 @@ def render(rows: Mapping[str, RunRow], root: Path, text: str, order: str, chosen
     variables = {
         "root": root.resolve().name,
         "count": len(rows),
-        "rows": ahead + (matching if every else matching[:MAX_ROWS]),
-        "matching": len(ahead) + len(matching),
+        "rows": ahead + matching,
         "text": text,
         "order": order,
         "orders": ORDERS,
@@ -128,8 +113,7 @@ def _row(name: str, path: Path, folders: Sequence[Path]) -> RunRow:
     notes[:0] = [f"{each.name}/{STATUS} cannot be read" for each, status in begun.items() if not status]
     unfinished = (each for each, status in begun.items() if not status or status.phase != "Succeeded")
     folder = next(unfinished, [*begun][-1])
-    status, known = begun[folder] or Status(), [each for each in begun.values() if each]
-    took = [seconds for each in known if (seconds := between(each.start_time, each.completion_time)) is not None]
+    status = begun[folder] or Status()
     return RunRow(
         name,
         path,
@@ -138,9 +122,7 @@ def _row(name: str, path: Path, folders: Sequence[Path]) -> RunRow:
         job=folder.name,
         progress=status.progress,
         measure=leading(status.metrics),
-        held_out=_held_out(path, folder.name),
-        started=min((each.start_time for each in known if each.start_time), default=""),
-        seconds=sum(took) if took else None,
+        started=min((each.start_time for each in begun.values() if each and each.start_time), default=""),
         has_page=has_page,
     )
 
@@ -152,9 +134,3 @@ def version_of(file: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_mtime_ns, found.st_size
-
-
-def _held_out(run: Path, job: str) -> Measure | None:
-    summary = read_object(run / SUMMARY).get(job)
-    _, after = before_and_after(summary if isinstance(summary, dict) else {})
-    return next(((name, value) for name, value in after.items() if math.isfinite(value)), None)

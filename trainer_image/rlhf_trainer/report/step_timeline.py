@@ -18,8 +18,6 @@ MAX_NAME = 22
 """Most letters of the name of a rank's row in the picture; a longer name is cut."""
 CONTROLLER, TRANSFER = "controller", "transfer"
 """Phases of a step in which no rank computes: the controller's own work, and moving or awaiting data."""
-
-
 Lane = tuple[str, Sequence[Bar]]
 """Row of a rank: its name with the share of the step in which the rank waits, and bars with the longest first."""
 
@@ -66,7 +64,7 @@ def step_timeline(job: JobRecord) -> StepTimeline | None:
 def _median_step(job: JobRecord) -> Event | None:
     """Return the controller's event of the step that is drawn; see `step_timeline`."""
     spans = {event.step: event for event in job.trace if event.phase == CONTROLLER and event.name.startswith("step ")}
-    ahead = int(job.section("rollout").get("maxStaleness") or 0)  # these steps must be traced, too
+    ahead = int((job.spec.get("rollout") or {}).get("maxStaleness") or 0)  # these steps must be traced, too
     whole = [span for step, span in spans.items() if step + ahead in spans]
     by_length = sorted(whole[1:] or whole, key=lambda span: span.end - span.start)
     return by_length[len(by_length) // 2] if by_length else None

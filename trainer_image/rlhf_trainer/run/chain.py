@@ -12,7 +12,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.outputs.display import Display, display_for
-from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
+from rlhf_trainer.outputs.opening import RUN_FOLDER_ONLY, OutputOptions, open_listeners
 from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.placement import Placed, place_job, with_cpu_slots
 from rlhf_trainer.run.preconditions import require_no_cluster, require_other_folders, require_packages
@@ -39,9 +39,9 @@ def run_file(
     *,
     output: Path,
     overrides: Sequence[str],
-    restart: bool,
-    address: str | None,
-    options: OutputOptions,
+    restart: bool = False,
+    address: str | None = None,
+    options: OutputOptions = RUN_FOLDER_ONLY,
     starts: Mapping[str, Start] = MappingProxyType({}),
     only: Collection[str] = (),
     shared: Slots | None = None,

@@ -18,7 +18,6 @@ from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import ConfigError, DataError, NumericsError, Paused
 from rlhf_trainer.hub import HUB
-from rlhf_trainer.outputs.opening import OutputOptions
 from rlhf_trainer.report.run_record import mapping_line
 from rlhf_trainer.run.chain import run_file
 from rlhf_trainer.run.inputs import Source, hashed, sources_of
@@ -71,21 +70,20 @@ def reproduce(
     job: str | None,
     count: int,
     after: int | None,
-    output: Path | None,
     sets: Sequence[str],
     say: Callable[[str], None],
 ) -> None:
-    """Make `count` steps of a job in the folder `run` again, and say how they compare; `run` is only read.
+    """Make steps of a job in the folder `run` again, in `<run>-reproduced`, and say how they compare.
 
-    job: by default the one that began last. after: step of the checkpoint to begin at; None: the start. output: new run
-    folder, by default `run` with `-reproduced`. sets: changes of the manifest.
+    The folder `run` is only read. job: by default the one that began last. count: number of steps. after: step of the
+    checkpoint to begin at; None: the start. sets: changes of the manifest.
     Raises SpecError for what is not there, DataError for an input that is gone, NumericsError if the steps differ, and
     ConfigError if inputs differed, whatever the steps are.
     """
     original = _original(run, job, count, after)
-    target = output or run.resolve().with_name(f"{run.resolve().name}-reproduced")
+    target = run.resolve().with_name(f"{run.resolve().name}-reproduced")
     if target.exists():
-        raise SpecError([Problem(str(target), "is there already; name a new folder by --output")])
+        raise SpecError([Problem(str(target), "is there already; move it away")])
     for entry in original.document["read"]:
         with suppress(DataError):  # code that is gone is told when it is imported
             add_search_path(local_path(entry["uri"]))
@@ -120,17 +118,9 @@ def _make_again(original: Original, again: Job, target: Path, overrides: Sequenc
         for name in inputs_of(again):
             (target / name).symlink_to((run / name).resolve())
     start = start_of(again, run, original.checkpoint, inputs(again, identities([again], run)))
-    starts, options = {again.name: replace(start, last_step=original.steps[-1])}, OutputOptions()
+    starts = {again.name: replace(start, last_step=original.steps[-1])}
     with suppress(Paused):  # after the last step
-        run_file(
-            original.manifest,
-            output=target,
-            overrides=overrides,
-            restart=False,
-            address=None,
-            options=options,
-            starts=starts,
-        )
+        run_file(original.manifest, output=target, overrides=overrides, starts=starts)
 
 
 def _original(run: Path, job: str | None, count: int, after: int | None) -> Original:
@@ -140,10 +130,8 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
     if name not in folders:
         raise SpecError([Problem("--job", f"no job {name} has begun in {run}; there are {', '.join(folders)}")])
     folder = folders[name]
-    if not (file := folder.path / RUN).is_file():
-        raise SpecError([Problem(str(file), "is not there: the job began with an earlier version")])
-    with reading(file):
-        document = parsed(file.read_bytes())
+    with reading(folder.path / RUN):
+        document = parsed((folder.path / RUN).read_bytes())
     begin, whole = after or 0, {each.step: each for each in folder.checkpoints.all() if each.is_whole}
     if begin and begin not in whole:
         there = ", ".join(map(str, whole)) or "none"

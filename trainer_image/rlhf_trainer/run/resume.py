@@ -15,7 +15,6 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.watch import react
 from rlhf_trainer.checkpoint import Checkpoint
-from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.inputs import begin_hashing, editable_inputs
 from rlhf_trainer.run.machine import environment
 from rlhf_trainer.run_folder.evidence import EMPTY, MAX_ENTRIES, RUN, Document, changed_files, parsed
@@ -106,7 +105,10 @@ def changed(job: Job, folder: JobFolder, newest: Checkpoint | None) -> tuple[lis
 
 def start_of(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mapping[str, str]) -> Start:
     """Return a start from a checkpoint; `made`: identities of the jobs whose outputs the job reads. SpecError."""
-    own, before = editable_inputs(job, output), _saved_run(checkpoint) if checkpoint else EMPTY
+    own, before = editable_inputs(job, output), EMPTY
+    if checkpoint:
+        with reading(checkpoint.uri):
+            before = parsed(checkpoint.text(RUN))
     sentence = "is not what it was at the checkpoint; the next steps use what it is now"
     changed = [f"{name} {sentence}" for name in changed_files(before["read"], own)]
     warnings = react(job.spec.watch.changed_code, f"{job.name}: spec.watch.changedCode", changed)
@@ -119,14 +121,3 @@ def start_of(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mappin
         begin_hashing=partial(begin_hashing, job),
         warnings=warnings,
     )
-
-
-def _saved_run(checkpoint: Checkpoint) -> Document:
-    """Return run.json of a checkpoint; of one of an earlier version, which has no such file, `EMPTY`."""
-    try:
-        with reading(checkpoint.uri):
-            return parsed(checkpoint.text(RUN))
-    except EnvironmentProblem as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return EMPTY
-        raise

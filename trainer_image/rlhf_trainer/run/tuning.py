@@ -4,13 +4,11 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_planning.halving import PREFIX, Rung, Search, Trial, halve
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem, Paused, together, user_error
-from rlhf_trainer.outputs.opening import OutputOptions
 from rlhf_trainer.run.chain import run_file
 from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.placement import place_job
@@ -21,6 +19,7 @@ from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder import folder as files
 from rlhf_trainer.run_folder.attempt import replace
 from rlhf_trainer.run_folder.lock import only_run_in
+from rlhf_trainer.run_folder.repeated import by_step
 
 
 class Tuning:
@@ -60,9 +59,8 @@ class Tuning:
         self._say(str(self._search))
         if self._search.shared:
             self._run(self._output, self._sets, self._search.shared)
-        own = (
-            [] if self._address else [place_job(jobs[-1], (gpu_count(),), jobs, self._output) for jobs in self._chains]
-        )
+        chains = () if self._address else self._chains
+        own = [place_job(jobs[-1], (gpu_count(),), jobs, self._output) for jobs in chains]
         room = max((sum(pool.size for pool in placed.mapping.pools) for placed in own), default=0)
         with only_run_in(self._output), StopSignals(self._say).handled(), ray_session(self._address, cpu_slots=room):
             try:
@@ -96,8 +94,7 @@ class Tuning:
                 raise EnvironmentProblem(f"{ended}; the same command goes on")
 
     def _run(self, output: Path, sets: Sequence[str], only: Sequence[str], shared: Slots | None = None) -> None:
-        run = partial(run_file, self._manifest, restart=False, address=self._address, options=OutputOptions())
-        run(output=output, overrides=sets, only=only, shared=shared)
+        run_file(self._manifest, output=output, overrides=sets, address=self._address, only=only, shared=shared)
 
     def _measured(self, output: Path, rung: Rung) -> float | None:
         """Return the measure of a trial at a rung; None if it is not there yet, or has no checkpoint."""
@@ -107,16 +104,14 @@ class Tuning:
                 summary = files.read_summary(output).get(self._job.name, {}) if folder.finished() else {}
                 name = measure.removeprefix(PREFIX)
                 return summary.get(f"{name}_after", summary.get(name))
-            newest, metrics = folder.newest_checkpoint(), folder.path / files.METRICS
-            lines = metrics.read_text().splitlines() if newest and newest.step >= rung.step else []
-            return next((each.get(measure) for each in map(json.loads, lines) if each["step"] == rung.step), None)
+            newest = folder.newest_checkpoint()
+            found = by_step(folder.path / files.METRICS) if newest and newest.step >= rung.step else {}
+            return found.get(rung.step, {}).get(measure)
 
     def _link_shared(self, output: Path) -> None:
         """Give a trial's run folder links to the finished jobs of the tuning's."""
         with files.writing(output):
             output.mkdir(exist_ok=True)
-            for name in files.finished_jobs(self._output).keys() - {
-                self._job.name,
-                *(each.name for each in output.iterdir()),
-            }:
+            there = {self._job.name, *(each.name for each in output.iterdir())}
+            for name in files.finished_jobs(self._output).keys() - there:
                 (output / name).symlink_to(Path("..") / name)

@@ -92,35 +92,24 @@ def _best_step(folder: JobFolder, found: Sequence[Checkpoint]) -> int | None:
         return int(best[0]) if best and best[2] == folder.best_by else None
 
 
-def save_now(output: Path | None) -> str:
+def save_now(output: Path) -> str:
     """Request a checkpoint of the run that uses a folder, wait until it is whole, and return its URI.
 
-    output: by default the folder below runs/ that a run is using. Raises SpecError if no run uses it, or several are in
-    use, and EnvironmentProblem if the run ends first. In a pod, which waits for this at its end, these are no errors.
+    Raises SpecError if no run uses the folder, and EnvironmentProblem if the run ends first. In a pod, which waits for
+    this at its end, these are no errors.
     """
-    attempt = own_attempt()
-    if attempt is not None and output is not None:
+    if attempt := own_attempt():
         return _save_before_the_end(output, attempt)
-    folder = output or _only_folder_in_use()
-    if not is_running(folder):
-        raise SpecError([Problem(str(folder), "no rlhf run is using this folder")])
-    request = folder / SAVE_REQUEST
+    if not is_running(output):
+        raise SpecError([Problem(str(output), "no rlhf run is using this folder")])
+    request = output / SAVE_REQUEST
     request.touch()
     while request.exists():
-        if not is_running(folder):
-            raise EnvironmentProblem(f"{folder}: the run ended before it made the checkpoint")
+        if not is_running(output):
+            raise EnvironmentProblem(f"{output}: the run ended before it made the checkpoint")
         time.sleep(POLL_SECONDS)
-    found = [newest for job in job_folders(folder) if (newest := job.checkpoints.newest()) and newest.saved_at]
+    found = [newest for job in job_folders(output) if (newest := job.checkpoints.newest()) and newest.saved_at]
     return max(found, key=lambda checkpoint: str(checkpoint.saved_at)).uri
-
-
-def _only_folder_in_use() -> Path:
-    """Return the folder below runs/ that a run is using. SpecError if there is none, or there are several."""
-    running = [folder for folder in sorted(RUNS.glob("*")) if is_running(folder)]
-    if len(running) == 1:
-        return running[0]
-    names = ", ".join(map(str, running)) or "no folder below runs/"
-    raise SpecError([Problem("RUN_DIR", f"is needed, for {names} is in use")])
 
 
 def _save_before_the_end(output: Path, attempt: AttemptId) -> str:

@@ -175,12 +175,12 @@ def read_job(file: Path) -> Job:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the disk in the block into an EnvironmentProblem that names the file, or `path`."""
+def writing(path: Path, what: str = "cannot be written: ") -> Iterator[None]:
+    """Turn errors of the disk into an EnvironmentProblem with the file, or `path`; `what` is empty if it also reads."""
     try:
         yield
     except OSError as error:
-        raise EnvironmentProblem(f"{error.filename or path}: cannot be written: {error.strerror}") from error
+        raise EnvironmentProblem(f"{error.filename or path}: {what}{error.strerror or error}") from error
 
 
 def writes(method: Callable[Concatenate[JobFolder, P], None]) -> Callable[Concatenate[JobFolder, P], None]:
@@ -201,6 +201,7 @@ class JobFolder:
     def __init__(self, output: Path, job: Job) -> None:
         self.path = output / job.name
         self.made = self.path / job.spec.algorithm.makes
+        self.save_request = output / SAVE_REQUEST
         self.best_by = job.spec.checkpoint.keep_best
         """Evaluation measure by which the best checkpoint is chosen; None if no best checkpoint is kept."""
         self._job = job
@@ -304,11 +305,6 @@ class JobFolder:
         with reading(self.path / STATUS):
             self._status = Status.model_validate_json((self.path / STATUS).read_text(), by_alias=True, by_name=False)
         self._write_status(attempt=own_number())
-
-    @property
-    def save_request(self) -> Path:
-        """Return the path of the file that requests a checkpoint, in the run folder."""
-        return self.path.parent / SAVE_REQUEST
 
     @writes
     def event(self, message: str) -> None:
