@@ -161,9 +161,6 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
             from rlhf_trainer.report.plan_pictures import graph_svg  # matplotlib
 
             lanes = [pool.name for pool in placed.pools]
-            from rlhf_trainer.report.plan_pictures import graph_svg  # matplotlib
-
-            lanes = [pool.name for pool in placed.pools]
             is_mermaid = svg.suffix in (".md", ".mmd")
             _write(svg, mermaid_of(graph) if is_mermaid else graph_svg(graph, title=title, pools=lanes))
             typer.echo("")

@@ -151,7 +151,8 @@ def size(
     training = Training(algorithm, **tokens, **counts, sets=sets or ())
     asked = {"--deadline": deadline, "--step-time": step_time}
     times = [seconds_of(text, path) if text else math.inf for path, text in asked.items()]
-    limits, pictures = Limits(budget or math.inf, *times), [each for each in (svg, png) if each]
+    limits = Limits(budget=budget or math.inf, deadline=times[0], step=times[1])
+    pictures = [each for each in (svg, png) if each]
     size_and_print(model, training, market_of(prices), gpus, limits, in_json, output, pictures)
 
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,8 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
     if (small := sizing.smallest) and small is not row:
         yield f"Smallest that fits: {name_of(small)}, {_work(small)}{f'; {small.tight}' * bool(small.tight)}."
     rows, shapes = dict.fromkeys([row, *sizing.rows, small or row]), shapes_of(job)
-    yield from dict.fromkeys(
-        note for each in rows for note in notes_of(job, each.mapping, nodes_for(job, each.gpu, each.gpus), shapes)
-    )
+    notes = [notes_of(job, each.mapping, nodes_for(job, each.gpu, each.gpus), shapes) for each in rows]
+    yield from dict.fromkeys(chain.from_iterable(notes))
     source = market.offer(row.gpu).source
     yield (
         f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. Intervals: errors of a fit on "

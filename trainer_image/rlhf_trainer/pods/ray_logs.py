@@ -49,9 +49,7 @@ def keep(logs: Path, output: Path, attempt: AttemptId, pod: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: copy the logs of this pod's Ray to the run folder."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf_trainer.pods.ray_logs", description="Keep Ray's logs of this pod."
-    )
+    parser = argparse.ArgumentParser("python -m rlhf_trainer.pods.ray_logs")
     parser.add_argument("output", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--logs", type=Path, default=LOGS, help=f"folder of Ray's logs; default {LOGS}")
     given, attempt = parser.parse_args(arguments), own_attempt()

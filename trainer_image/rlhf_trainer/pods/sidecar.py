@@ -154,9 +154,7 @@ def serve(job_folder: Path, attempt: AttemptId, *, port: int, logs: Path, stay: 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: read the command line, and serve and copy until the trainer has ended."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf_trainer.pods.sidecar", description="Log and status of a trainer."
-    )
+    parser = argparse.ArgumentParser("python -m rlhf_trainer.pods.sidecar")
     parser.add_argument("job_folder", type=Path, metavar="JOB_FOLDER", help="the job's folder in the run folder")
     parser.add_argument("--port", type=int, default=PORT, help=f"port of /status.json; default {PORT}")
     parser.add_argument("--logs", type=Path, default=LOGS, help=f"folder of Ray's logs; default {LOGS}")

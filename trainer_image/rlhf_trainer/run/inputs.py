@@ -85,9 +85,8 @@ def _own_code(job: Job) -> Iterator[Source]:
 def _module_files(module: str) -> tuple[Path, list[Path]]:
     """Return the folder of `sys.path` with a module, and the module's files with those beside them that any names."""
     for folder in map(Path, sys.path):
-        for file in filter(
-            Path.is_file, (folder / f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py"))
-        ):
+        named = [folder / f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
+        for file in filter(Path.is_file, named):
             beside, found = {other.stem: other for other in file.parent.glob("*.py")}, [file]
             for each in found:
                 words = set(re.findall(r"\w+", each.read_text(encoding="utf-8", errors="replace")))

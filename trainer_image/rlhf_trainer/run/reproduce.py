@@ -130,14 +130,15 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
     if name not in folders:
         raise SpecError([Problem("--job", f"no job {name} has begun in {run}; there are {', '.join(folders)}")])
     folder = folders[name]
-    with reading(folder.path / RUN):
-        document = parsed((folder.path / RUN).read_bytes())
+    if not (file := folder.path / RUN).is_file():
+        raise SpecError([Problem(str(file), "is not there: the job began with an earlier version")])
+    with reading(file):
+        document = parsed(file.read_bytes())
     begin, whole = after or 0, {each.step: each for each in folder.checkpoints.all() if each.is_whole}
     if begin and begin not in whole:
         there = ", ".join(map(str, whole)) or "none"
-        raise SpecError(
-            [Problem(f"--from {begin}", f"{name} has no whole checkpoint of that step; there are: {there}")]
-        )
+        sentence = f"{name} has no whole checkpoint of that step; there are: {there}"
+        raise SpecError([Problem(f"--from {begin}", sentence)])
     with reading(folder.path / METRICS):
         steps = [step for step in sorted(by_step(folder.path / METRICS)) if begin < step <= begin + count]
     if not steps:

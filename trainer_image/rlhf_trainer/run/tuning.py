@@ -38,9 +38,8 @@ class Tuning:
             message = f"is {search.measure}, which {self._job.name} does not write; {suggestion(search.measure, known)}"
             raise SpecError([Problem("--measure", message)])
         self._names, rung = [job.name for job in search.chain], search.rungs[0]
-        loaded = [
-            files.load_with_finished(output, manifest, [*sets, *search.sets(each, rung)]) for each in search.trials
-        ]
+        all_sets = [[*sets, *search.sets(each, rung)] for each in search.trials]
+        loaded = [files.load_with_finished(output, manifest, each) for each in all_sets]
         self._chains = [[job for job in jobs if job.name in self._names] for jobs in loaded]
         for trial, chain in zip(search.trials, self._chains, strict=True):
             if (output / trial.name / self._job.name).is_dir():

@@ -94,9 +94,8 @@ def constant_reward(seen: Seen) -> Shown | None:
     held_out = seen.series(seen.measure) if seen.is_judged_apart else Series(np.array([]), np.array([]))
     if not constant[:MIN_STEPS].all() or constant.mean() < 0.9 or held_out.last > 0.95:
         return None
-    return Shown(
-        {"reward": mean.last, "steps": int(constant.sum()), "texts": len({row["response"] for row in seen.rows})}
-    )
+    texts = {row["response"] for row in seen.rows}
+    return Shown({"reward": mean.last, "steps": int(constant.sum()), "texts": len(texts)})
 
 
 def repeated_prompt(seen: Seen) -> Shown | None:
