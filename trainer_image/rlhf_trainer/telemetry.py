@@ -181,6 +181,34 @@ def _in_64_bits(value: SupportsFloat) -> Any:
 recorder = Recorder()
 
 
+def report_of(number: int, began: float, reports: Sequence[Report], repeats: Callable[[str], bool]) -> StepReport:
+    """Return a step's metrics for metrics.jsonl (times in seconds), warnings and time spans; the step ends now.
+
+    Metrics that are not finite are left out: JSON has no such values, and `skipped_updates` counts what they prevented.
+    repeats: as in `fingerprints`.
+    """
+    seconds = time.time() - began
+    spans = [span for report in reports for span in report.spans]
+    work = [span for span in spans if span.phase not in EPISODE_PHASES]
+    record = {"step": number, **merge(reports), **phase_seconds(work, seconds), **slot_seconds(work, seconds)}
+    record |= utilization(record, work, seconds) | idle_shares(record, work) | effective_share(record)
+    explained_variance(record)
+    for name in ("peak_flops", "correction/squared_weight"):
+        record.pop(name, None)
+    if "tokens" in record:
+        record["tokens_per_second"] = record.pop("tokens") / seconds
+    finite = {name: value for name, value in record.items() if math.isfinite(value)}
+    examples = [*dict.fromkeys(example for report in reports for example in report.examples)]
+    warnings = {name: message for report in reports for name, message in report.warnings.items()}
+    return StepReport(
+        record=finite,
+        examples=examples[:2],
+        ranks=fingerprints(reports, repeats),
+        warnings=[warnings[name] for name in sorted(warnings)],
+        spans=[Span(CONTROLLER, f"step {number}", 0, began, began + seconds), *spans],
+    )
+
+
 def merge(reports: Iterable[Report]) -> dict[str, float]:
     """Merge the measurements of all ranks and calls into one flat record; time spans are left to `phase_seconds`."""
     total = Recorder()

@@ -19,10 +19,10 @@ from rlhf_trainer.environments.of_job import environments_of
 from rlhf_trainer.outputs import spans as otel
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
-from rlhf_trainer.run.job_run import report_of
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import JobFolder
-from rlhf_trainer.telemetry import EPISODE_PHASES, StepReport, recorder
+from rlhf_trainer.run_folder.step_metrics import repeats
+from rlhf_trainer.telemetry import EPISODE_PHASES, StepReport, recorder, report_of
 from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.agents.stage import TEMPLATE
@@ -73,7 +73,7 @@ def step_of_episodes(folder: Path) -> StepReport:
         Play(engine, environments, encoder, limits=LIMITS).play(episodes)
     environments.close()
     assert [(each.turns, each.failure) for each in episodes] == [(2, "")] * EPISODES
-    return report_of(1, began, [recorder.drain()])
+    return report_of(1, began, [recorder.drain()], repeats)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ Here is also what `run_job` asks of its collaborators. A base class does nothing
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,21 +19,7 @@ from rlhf_api.spec.watch import MismatchGate, react
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.run.step_models import Handle, Rows
 from rlhf_trainer.run_folder.step_metrics import repeats
-from rlhf_trainer.telemetry import (
-    CONTROLLER,
-    EPISODE_PHASES,
-    Report,
-    Span,
-    StepReport,
-    effective_share,
-    explained_variance,
-    fingerprints,
-    idle_shares,
-    merge,
-    phase_seconds,
-    slot_seconds,
-    utilization,
-)
+from rlhf_trainer.telemetry import Report, StepReport, report_of
 
 if TYPE_CHECKING:  # torch: seconds that `Publisher`, which is imported early, does not need
     from rlhf_trainer.workers.data import DataShape
@@ -183,7 +168,7 @@ def run_job(
                 runtime.models["actor"].publish_weights(waits=number == total_steps)
             runtime.send()
             checkpoints.end_step(number, state)
-            report = watch.look(report_of(number, began, runtime.drain(number)))
+            report = watch.look(report_of(number, began, runtime.drain(number), repeats))
             held_out = evaluation.during() if number in evaluated_steps else {}
             counts = data.counts if number == 1 else {}
             reporter.step(replace(report, record={**report.record, **counts, **held_out}))
@@ -279,33 +264,6 @@ class Lookahead:
                 self._runtime.models["actor"].generate_ahead(self._batches[number])
         self._next = last + 1
         return self._batches.pop(step)
-
-
-def report_of(number: int, began: float, reports: Sequence[Report]) -> StepReport:
-    """Return a step's metrics for metrics.jsonl (times in seconds), warnings and time spans; the step ends now.
-
-    Metrics that are not finite are left out: JSON has no such values, and `skipped_updates` counts what they prevented.
-    """
-    seconds = time.time() - began
-    spans = [span for report in reports for span in report.spans]
-    work = [span for span in spans if span.phase not in EPISODE_PHASES]
-    record = {"step": number, **merge(reports), **phase_seconds(work, seconds), **slot_seconds(work, seconds)}
-    record |= utilization(record, work, seconds) | idle_shares(record, work) | effective_share(record)
-    explained_variance(record)
-    for name in ("peak_flops", "correction/squared_weight"):
-        record.pop(name, None)
-    if "tokens" in record:
-        record["tokens_per_second"] = record.pop("tokens") / seconds
-    finite = {name: value for name, value in record.items() if math.isfinite(value)}
-    examples = [*dict.fromkeys(example for report in reports for example in report.examples)]
-    warnings = {name: message for report in reports for name, message in report.warnings.items()}
-    return StepReport(
-        record=finite,
-        examples=examples[:2],
-        ranks=fingerprints(reports, repeats),
-        warnings=[warnings[name] for name in sorted(warnings)],
-        spans=[Span(CONTROLLER, f"step {number}", 0, began, began + seconds), *spans],
-    )
 
 
 def warmup_sentences(job: Job, total_steps: int) -> list[str]:

@@ -125,9 +125,8 @@ def require_mixtures(job: Job, experts: Mapping[Role, int]) -> None:
     asked = {"rollout.routing": replays, "training.routerAuxLoss": balances}
     dense = [role for role in job.trained()[:1] if experts.get(role, 2) < 2]
     sentence = "is for mixtures of experts, and models.{} has none"
-    problems = [
-        Problem(f"{job.name}: spec.{path}", sentence.format(role)) for role in dense for path in asked if asked[path]
-    ]
+    paths = [path for path in asked if asked[path]]
+    problems = [Problem(f"{job.name}: spec.{path}", sentence.format(role)) for role in dense for path in paths]
     if problems:
         raise SpecError(problems)
 

@@ -26,11 +26,10 @@ def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[
     rows_of = _responses if all((folder / ROLLOUTS).is_file() for folder in (before, after)) else lambda *_: {}
     saved = [weight_checksums(folder) for folder in (before, after)]
     for step in steps:
+        made = [each.get(step, {}) for each in metrics]
         pairs = {
             "fields of responses": [rows_of(folder / ROLLOUTS, step) for folder in (before, after)],
-            "metrics": [
-                {name: each[name] for name in each if repeats(name)} for each in (m.get(step, {}) for m in metrics)
-            ],
+            "metrics": [{name: each[name] for name in each if repeats(name)} for each in made],
             WEIGHTS: [each[step] if all(step in one for one in saved) else {} for each in saved],
         }
         differing = []
