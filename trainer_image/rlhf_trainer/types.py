@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rlhf_trainer.protocols import TransferProtocol
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # torch: seconds that the controller does not wait for
 
 Fields = Mapping[str, "Tensor"]
 Method = TypeVar("Method", bound=Callable[..., Any])
-Value_co = TypeVar("Value_co", covariant=True)
+Value = TypeVar("Value")
 
 TRANSFER_MARK = "transfer"
 PARENTS = "parents"
@@ -25,20 +25,33 @@ without the field is a text: each token follows the one before it.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class HasFields(Generic[Value]):
+    """Batch with named fields: of tensors on a rank, of references in the controller, of types in a recorded step."""
+
+    step: int
+    """Number of the step, from 1; 0 and below are the draws of an evaluation."""
+    fields: Mapping[str, Value] = field(default_factory=dict)
+
+    def with_fields(self, added: Mapping[str, Value]) -> Self:
+        return replace(self, fields={**self.fields, **added})
+
+    def with_prefixed(self, **others: Self) -> Self:
+        """Return this batch with the fields of other batches of the same rows added as `<name>_<field>`."""
+        return self.with_fields({f"{name}_{key}": each for name in others for key, each in others[name].fields.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(HasFields["Tensor"]):
     """The rows [start, start + size) of a step's batch, as one rank holds them.
 
     Every field is a tensor [size, ...]. Fields [size, T] are aligned to tokens: prompt and response lie contiguous from
     position 0 and are padded on the right, so `log_probs[b, t]` belongs to token t given the tokens before it.
     """
 
-    step: int
-    """Number of the step, from 1; 0 and below are the draws of an evaluation."""
     start: int
     """Index of this rank's first row in the step's batch."""
     size: int
     """Count of this rank's rows."""
-    fields: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.fields:
@@ -46,31 +59,12 @@ class Batch:
             raise LookupError(f"the batch holds no {name}, only what the call reads: {held}")
         return self.fields[name]
 
-    def with_fields(self, added: Fields) -> Batch:
-        return replace(self, fields={**self.fields, **added})
-
-    def with_prefixed(self, **others: Batch) -> Batch:
-        """Return this batch, with the fields of other batches of the same rows as `<name>_<field>`."""
-        return self.with_fields(prefixed(others))
-
     @property
     def rows(self) -> Tensor:
         """Indices of this rank's rows in the step's batch, int64 [size]."""
         import torch
 
         return torch.arange(self.start, self.start + self.size)
-
-
-class HasFields(Protocol[Value_co]):
-    """Interface of a batch with named fields, of tensors (on a rank) or of references (in the controller)."""
-
-    @property
-    def fields(self) -> Mapping[str, Value_co]: ...
-
-
-def prefixed(batches: Mapping[str, HasFields[Value_co]]) -> dict[str, Value_co]:
-    """Return the fields of named batches, each as `<name>_<field>`."""
-    return {f"{name}_{key}": value for name, batch in batches.items() for key, value in batch.fields.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,21 +12,18 @@ from typing import Any
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_trainer.run.worker_specs import workers_of
-from rlhf_trainer.types import Transfer, prefixed, transfers_of
+from rlhf_trainer.types import HasFields, Transfer, transfers_of
 from rlhf_trainer.workers.advantage import AdvantageWorker, advantage_transfers
 from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.data import batch_fields
 from tests.each import each_case
 
 
-@dataclass(frozen=True)
-class Names:
+@dataclass(frozen=True, kw_only=True)
+class Names(HasFields[str]):
     """A batch of which only the fields' names are known: name -> the call that added it."""
 
-    fields: dict[str, str] = field(default_factory=dict)
-
-    def with_prefixed(self, **others: Names) -> Names:
-        return Names({**self.fields, **prefixed(others)})
+    step: int = 1
 
 
 class Declared:
@@ -41,7 +38,7 @@ class Declared:
         missing = set(transfer.reads) - batch.fields.keys()
         assert not missing, f"{name} reads {missing}"
         calls.append(name + (f"({options})" if options else ""))
-        return Names({**batch.fields, **dict.fromkeys(transfer.adds, name)}) if transfer.adds is not None else None
+        return batch.with_fields(dict.fromkeys(transfer.adds, name)) if transfer.adds is not None else None
 
 
 def marks_of(role: str, worker_class: type, algorithm: type) -> dict[str, Transfer]:
@@ -61,7 +58,7 @@ def calls_of(name: str, *, has_pretrain: bool = False, without: tuple[str, ...] 
     workers = workers_of(algorithm).items()
     models = {name: Declared(name, marks_of(name, each, algorithm), calls) for name, each in workers}
     fields = ("layer",) if algorithm.data == "layers" else batch_fields(algorithm, has_pretrain=has_pretrain)
-    loaded = Names(dict.fromkeys(fields, "data"))
+    loaded = Names(fields=dict.fromkeys(fields, "data"))
     algorithm.step(loaded, **{name: model for name, model in models.items() if name not in without})
     return calls
 

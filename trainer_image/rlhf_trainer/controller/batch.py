@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import ray
 
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.types import Batch, concatenate, prefixed
+from rlhf_trainer.types import Batch, HasFields, concatenate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,19 +114,10 @@ class BatchSlice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchFuture:
+class BatchFuture(HasFields[FieldFuture]):
     """A step's batch on the controller: the number of rows and, by field name, references to the field's rows."""
 
-    step: int
     size: int
-    fields: Mapping[str, FieldFuture] = field(default_factory=dict)
-
-    def with_fields(self, added: Mapping[str, FieldFuture]) -> BatchFuture:
-        return replace(self, fields={**self.fields, **added})
-
-    def with_prefixed(self, **others: BatchFuture) -> BatchFuture:
-        """Return this batch with the fields of other batches of the same rows added as `<name>_<field>`."""
-        return self.with_fields(prefixed(others))
 
     def slice(
         self, rows: range, names: Sequence[str], *, pool: str, rank: int, reader: str

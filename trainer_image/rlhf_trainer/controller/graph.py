@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
@@ -14,7 +14,7 @@ from rlhf_planning.step_graph import Call, Edge, FieldTransfer, Graph
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, UNDECLARED, FieldType, Widths
 from rlhf_trainer.protocols import AxisPlacement
-from rlhf_trainer.types import Transfer, prefixed
+from rlhf_trainer.types import HasFields, Transfer
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,11 @@ class Origin:
     summed_axes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ShapeFuture:
+@dataclass(frozen=True, kw_only=True)
+class ShapeFuture(HasFields[Origin]):
     """Stand-in for a batch while a step is recorded: field names and types without data."""
 
-    fields: Mapping[str, Origin] = field(default_factory=dict)
     step: int = 1
-
-    def with_prefixed(self, **others: ShapeFuture) -> ShapeFuture:
-        """Return this batch with the fields of other batches of the same rows added as `<name>_<field>`."""
-        return replace(self, fields={**self.fields, **prefixed(others)})
 
 
 class NoValue:
@@ -125,7 +120,7 @@ class Tracer:
         self._last[pool] = call.level
         if batch is None or transfer.adds is None:
             return NoValue()
-        return replace(batch, fields={**fields, **added})
+        return batch.with_fields(added)
 
     def _edges_to(
         self,
