@@ -209,7 +209,7 @@ MUTATIONS = (
     training("sequence", "[Partial()]", "[Replicate()]", SHARED_ROWS),
     training("batching", "tokens += total - sum(found)", "tokens += total", BUNDLES),
     training("branches", "last = int(before[start])", "last = start - 1", TREES),
-    training("prefix_tree", "(text.forks or", "(False or", TREES),
+    training("branches", "(text.forks or", "(False or", TREES),
     training("batching", "* (self._parameters +", "* (0 *", COSTS),
     training("batching", "self._attention * lengths)", "self._attention)", COSTS),
     training(

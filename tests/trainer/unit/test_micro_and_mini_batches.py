@@ -1,11 +1,13 @@
 """Cutting a batch changes neither what is in it nor, for mini-batches, what belongs together."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
-from torch import Tensor
 
 from rlhf_api.spec.job_spec import Training
+from rlhf_trainer.training import batching
 from rlhf_trainer.training.batching import assign_mini_batches, micro_batches, mini_batches
 from rlhf_trainer.types import Batch
 from tests.each import each_case
@@ -55,18 +57,12 @@ def test_mini_batches_differ_between_steps_and_epochs() -> None:
     assert torch.equal(first, assign_mini_batches(rows, count=4, seed=1, step=1, epoch=0))
 
 
-class OneRank:
-    """All rows are this rank's."""
-
-    def rows_of_all(self, rows: Tensor, _: int) -> Tensor:
-        return rows
-
-
 @each_case("trained", ["0111", "0001", "1011", "0000"])
-def test_a_left_out_row_is_in_no_mini_batch(trained: str) -> None:
+def test_a_left_out_row_is_in_no_mini_batch(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "rows_of_all_ranks", lambda rows, *_: rows)  # all rows are this rank's
     rows = torch.tensor([each == "1" for each in trained])
     batch = Batch(step=1, start=0, size=4, fields={})
-    mesh: Any = OneRank()
+    mesh: Any = SimpleNamespace(data_group=None)
     parts = list(mini_batches(rows, batch, Training(total_steps=1, prompt_batch_size=4), mesh, size=2))
     assert sum((part.long() for part in parts), torch.zeros(4, dtype=torch.int64)).tolist() == rows.long().tolist()
     assert all(part.any() for part in parts)

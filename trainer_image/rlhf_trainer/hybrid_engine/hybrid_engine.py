@@ -2,23 +2,21 @@
 
 import socket
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 from transformers import PreTrainedConfig
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats, Shard
 from rlhf_trainer.hybrid_engine.layout import describe
-from rlhf_trainer.hybrid_engine.notices import Notices
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.adapters import with_adapters
 from rlhf_trainer.training.distributed import AbortSwitch, device_here, join_group
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
@@ -54,21 +52,13 @@ class Span:
         )
 
 
-class TakesWeights(Protocol):
-    """Interface of a generation engine on a rank, as the HybridEngine uses it."""
-
-    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
-        """Replace the engine's weights, like `GenerationEngine.load_weights`."""
-        ...
-
-
 class HybridEngine:
     """Resharding of weights from training to generation. Training shards are only read, so none moves back."""
 
     def __init__(
         self,
         model: ShardedModel | None,
-        generator: TakesWeights | None,
+        generator: GenerationEngine | None,
         *,
         config: PreTrainedConfig,
         dtype: torch.dtype,
@@ -84,8 +74,8 @@ class HybridEngine:
         group of both pools, None if one pool trains and generates; sends_changes: send changed elements only.
         """
         self._model, self._generator, self.group = model, generator, None
-        self.notices: Notices | None = None
-        """Small messages between ranks of the training and the rollout pool; None if one pool trains and generates."""
+        self.notices: PrefixStore | None = None
+        """Store for small messages between ranks of both pools; None if one pool trains and generates."""
         parameters = describe(config, trust_remote_code=trust_remote_code)
         if span is None:
             assert model is not None
@@ -96,7 +86,7 @@ class HybridEngine:
             parties = span.parties
             switch = switch or AbortSwitch()
             self.group, store = join_group(span.meeting, rank, len(span.hosts), span.timeout_seconds, switch)
-            self.notices = Notices(store, rank, parties.destinations)
+            self.notices = PrefixStore("notices", store)  # the group has keys of its own
         self._plan = plan(parameters, parties, rank)
         self._exchange = Exchange(
             self._plan,

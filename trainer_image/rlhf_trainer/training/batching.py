@@ -17,11 +17,10 @@ from transformers import PreTrainedModel
 from rlhf_api.spec.job_spec import Training
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.expert_rows import expert_count
-from rlhf_trainer.training.branches import branches_in_order
-from rlhf_trainer.training.distributed import ModelMesh
+from rlhf_trainer.training.branches import PrefixTree, branches_in_order
+from rlhf_trainer.training.distributed import ModelMesh, rows_of_all_ranks
 from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import MissingLayer
-from rlhf_trainer.training.prefix_tree import PrefixTree
 from rlhf_trainer.types import Batch, Fields
 
 
@@ -64,7 +63,7 @@ def mini_batches(
     trained: bool [B], the rows to learn from; the others are in no mini-batch. size: the most rows of a mini-batch over
     all ranks; None: all rows. No mini-batch is empty on all ranks. The assignment is the same for any number of ranks.
     """
-    everywhere = mesh.rows_of_all(trained.float(), batch.start)
+    everywhere = rows_of_all_ranks(trained.float(), batch.start, mesh.data_group)
     positions = (everywhere.cumsum(0).long() - 1).clamp(min=0)[batch.start : batch.start + batch.size]
     total = int(everywhere.sum())
     count = -(-total // (size or max(total, 1)))

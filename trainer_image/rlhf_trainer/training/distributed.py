@@ -59,6 +59,11 @@ def open_store(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> TC
     return TCPStore(*place, timeout=timeout, wait_for_workers=False, master_listen_fd=listener)
 
 
+def group_on_host() -> dist.ProcessGroup:
+    """Make a gloo group of all ranks, for collectives of host memory beside those of devices; a collective."""
+    return dist.new_group(timeout=_timeout, backend="gloo")  # type: ignore[no-any-return]
+
+
 class AbortSwitch:
     """Switch by which another thread ends a group that has lost a rank, also while this rank still joins the group."""
 
@@ -133,9 +138,9 @@ def largest_over_ranks(value: int, group: dist.ProcessGroup | None = None) -> in
     return int(largest.item())
 
 
-def gather_rows(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+def gather_rows(rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Gather the rows [n, ...] of every rank of a group, each with equally many: [ranks * n, ...]."""
-    every = rows.new_empty((group.size() * len(rows), *rows.shape[1:]))
+    every = rows.new_empty((dist.get_world_size(group) * len(rows), *rows.shape[1:]))
     dist.all_gather_into_tensor(every, rows.contiguous(), group=group)
     return every
 
@@ -295,10 +300,6 @@ class ModelMesh:
         """Return the largest of the values that the data- and context-parallel ranks pass; a collective."""
         largest = largest_over_ranks(value, self.data_group)
         return largest_over_ranks(largest, self.context_group) if self.layout.context > 1 else largest
-
-    def rows_of_all(self, values: Tensor, start: int) -> Tensor:
-        """Gather a value per row of the whole batch from the data-parallel ranks, float64 [B] (`rows_of_all_ranks`)."""
-        return rows_of_all_ranks(values, start, self.data_group)
 
     def of_all(self, values: Tensor) -> Tensor:
         """Gather the values [n] of every data-parallel rank: [ranks, n], on the CPU."""

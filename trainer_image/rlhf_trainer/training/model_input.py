@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 from typing import Any, Self
 
@@ -12,10 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from rlhf_trainer.training.branches import branches_in_order, indices_of
+from rlhf_trainer.training.branches import PrefixTree, branches_in_order, indices_of
 from rlhf_trainer.training.context import sum_of_parts
 from rlhf_trainer.training.head import Compare
-from rlhf_trainer.training.prefix_tree import PrefixTree
 from rlhf_trainer.training.routing import packed_experts
 from rlhf_trainer.types import Fields, concatenate
 
@@ -57,13 +57,10 @@ class FieldsOnDevice(Mapping[str, Tensor]):
     """Fields of a micro-batch, each copied to the device when it is first read."""
 
     def __init__(self, on_host: Fields, device: torch.device) -> None:
-        self._on_host, self._device = on_host, device
-        self._copied: dict[str, Tensor] = {}
+        self._on_host, self._copy = on_host, cache(lambda name: to_device(on_host[name], device))
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._copied:
-            self._copied[name] = to_device(self._on_host[name], self._device)
-        return self._copied[name]
+        return self._copy(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._on_host)

@@ -24,6 +24,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 from transformers import PreTrainedConfig
 
 from rlhf_trainer.errors import CommunicationError, NumericsError
@@ -31,14 +32,15 @@ from rlhf_trainer.generation.endpoints import Endpoints, Needs
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
 from rlhf_trainer.hybrid_engine.layout import describe
-from rlhf_trainer.hybrid_engine.notices import Notices
 from rlhf_trainer.telemetry import TRANSFER, recorder
-from rlhf_trainer.training.distributed import AbortSwitch, device_here
+from rlhf_trainer.training.distributed import AbortSwitch, device_here, group_on_host
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel
 from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.workers.base import WorkerSetting
 
+OFFERS = "offers"
+"""Key in the store of a group: how often the actor's ranks were about to send weights."""
 LOOK_TOKENS = 8
 """Tokens of a response between two checks for new weights: a check is a round trip to the actor's machine."""
 LOOK_SECONDS = 0.005
@@ -101,8 +103,8 @@ class PoolExchange:
         return self.joined
 
     @property
-    def notices(self) -> Notices:
-        """Small messages between the ranks of both pools (`Notices`)."""
+    def notices(self) -> PrefixStore:
+        """Store for small messages between the ranks of both pools; no writer waits for a reader."""
         assert self.engine.notices
         return self.engine.notices
 
@@ -151,7 +153,8 @@ class WeightSender:
 
     def send(self, policy_version: int) -> None:
         """Send the weights, which are of this policy version, unless all generators have them."""
-        self.exchange.notices.offer()
+        if dist.get_rank() == 0:
+            self.exchange.notices.add(OFFERS, 1)
         with recorder.span(TRANSFER, "actor.send_weights: wait"), self.exchange.exchanging():
             _, is_sent = self.exchange.agree(policy_version, is_needed=self.sent_version != policy_version)
         if is_sent:
@@ -227,16 +230,16 @@ class InterruptingReceiver:
     """
 
     def __init__(self, receiver: WeightReceiver, engine: GenerationEngine) -> None:
-        """Have the engine look for weights every `LOOK_TOKENS` tokens."""
-        self._receiver, self._engine = receiver, engine
-        self._calls = self._exchanges = self._batches = 0
+        """Have the engine look for weights every `LOOK_TOKENS` tokens; a collective of the generating pool."""
+        self._receiver, self._engine, self._group = receiver, engine, group_on_host()
+        self._calls = self._exchanges = 0
         tokens = itertools.count(1)
         engine.before_token = lambda: None if next(tokens) % LOOK_TOKENS else self._take_offer()
 
     def span_pools(self, span: Span) -> None:
         """Join the group of both pools, whose ranks have not exchanged weights yet."""
         self._receiver.span_pools(span)
-        self._calls = self._exchanges = self._batches = 0
+        self._calls = self._exchanges = 0
 
     def receive(self) -> None:
         """Receive the weights that the actor sends, unless they came while responses were written."""
@@ -245,24 +248,19 @@ class InterruptingReceiver:
             self._make_exchange()
 
     def agree_on_width(self, longest: int) -> int:
-        """Return the largest text width of all ranks, without a collective; until all ranks report, receive weights."""
+        """Return the largest text width of all ranks; receive weights until all ranks have come."""
         recorder.add("rollout_interrupted", 0.0)  # so that each step's record has it
-        self._batches += 1
-        self._notices.tell(self._batches, longest)
-        while True:
-            widths = self._notices.told(self._batches) if self._engine.is_first else None
-            if agreed := self._engine.agreed(widths):
-                return int(max(agreed))
+        width = torch.tensor(longest)
+        agreement = dist.all_reduce(width, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        while not self._engine.agreed(agreement.is_completed()):
             self._take_offer()
             time.sleep(LOOK_SECONDS)
-
-    @property
-    def _notices(self) -> Notices:
-        return self._receiver.exchange.notices
+        agreement.wait()
+        return int(width)
 
     def _take_offer(self) -> None:
         """Receive weights in the middle of responses, if the actor is about to send some."""
-        is_offered = self._engine.is_first and self._notices.offers > self._exchanges
+        is_offered = self._engine.is_first and self._receiver.exchange.notices.add(OFFERS, 0) > self._exchanges
         if self._engine.agreed(is_offered):
             self._make_exchange()
 
