@@ -336,7 +336,7 @@ def test_stages_send_by_turns() -> None:
     """2-1-1 to 1-1: in each step but those of the ends both ranks send."""
     found = steps_of(plans_of(UNTIED, layout(2, 1, 1, 1, 1)), 4000, 4000)
     assert len(found[0]) > 8
-    assert all(step.sends and step.receives for step in found[0][:-1])
+    assert all(step.sends and step.receives for step in found[0][1:-1])
 
 
 def test_no_rank_sends_and_gets_more_in_a_step_than_the_limit() -> None:

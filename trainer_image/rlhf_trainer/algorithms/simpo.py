@@ -8,19 +8,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhf_api.spec.algorithms import Preference
-from rlhf_trainer.algorithms.models import B, LogSigmoid, PreferenceActor, Tensor
+from rlhf_trainer.algorithms.models import LogSigmoid, Tensor
+from rlhf_trainer.algorithms.orpo import ORPO
 
 
 class SimPO(Preference):
     paper = "arXiv:2405.14734"
+    step = staticmethod(ORPO.step)
     name: Annotated[Literal["SimPO"], Field(description="The actor learns from preference pairs, without a reference.")]
     beta: Annotated[float, Field(gt=0, description="Scale (beta) of a response's mean log-probability.")] = 2.0
     margin: Annotated[float, Field(ge=0, description="Margin (gamma) between the rewards of a pair.")] = 1.0
-
-    @staticmethod
-    def step(pairs: B, *, actor: PreferenceActor[B]) -> None:
-        """Take one optimizer step of the actor on a batch of preference pairs."""
-        actor.update_actor(pairs)
 
     def implicit_rewards(self, log_ratios: Tensor, tokens: Tensor) -> Tensor:
         """Return r(y) of responses, [B]; log_ratios: log pi(y)."""

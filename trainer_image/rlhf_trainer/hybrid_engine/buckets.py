@@ -49,9 +49,9 @@ def loads(plan: ReshardPlan) -> Tensor:
 
 
 def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> list[Step]:
-    """Return a rank's steps of a reshard. With several nodes, step k sends bucket k across nodes.
+    """Return a rank's steps of a reshard: step k sends bucket k across nodes.
 
-    In the same step the node forwards bucket k - 1 to its ranks.
+    In the same step ranks of a node exchange bucket k - 1, forwards included; so on one node step 0 sends nothing.
     loads_of_all: `loads` of every rank of the world [ranks, parameters, 2]. A bucket holds 1 / BUCKETS of the busiest
     rank's traffic, within the bounds `bucket` (elements). A move is cut along its longest dim only. So its parts
     may differ in size by the elements at one index of that dim.
@@ -61,11 +61,6 @@ def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> l
     buckets = list(_buckets(_cuts(plan, busiest, limit), loads_of_all, limit))
     parts = list(_parts(plan, buckets, limit))
     crosses, trades = ([bool(used[[at for at, _, _ in bucket], place].any()) for bucket in buckets] for place in (0, 1))
-    if not any(crosses):
-        return [
-            _step(plan.rank, within, needed, is_used)
-            for (needed, _, within), is_used in zip(parts, trades, strict=True)
-        ]
     nothing: tuple[list[Part], list[Part], list[Part]] = ([], [], [])
     return [
         _step(plan.rank, across + within, needed, is_entering or is_forwarded)

@@ -18,6 +18,7 @@ from rlhf_trainer.hybrid_engine.delta import Arrival, Changes
 from rlhf_trainer.hybrid_engine.reshard_plan import ReshardPlan
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.adapters import AdaptedShard
+from rlhf_trainer.training.distributed import gather_rows
 
 
 @dataclass
@@ -65,9 +66,7 @@ class Exchange:
         self._plan, self._dtype, self._device, self._group = plan, dtype, device, group
         self._world = dist.get_world_size(group)
         self._place = {name: place for place, name in enumerate(plan.moves)}
-        own = loads(plan).to(device)
-        of_all = own.new_empty((self._world, *own.shape))
-        dist.all_gather(list(of_all), own, group=group)
+        of_all = gather_rows(loads(plan)[None].to(device), group)
         self._trades, self._forwards = bool(of_all.any()), bool(of_all[..., 0].any())
         self._steps = steps(plan, of_all.cpu(), (bucket_bytes[0] // dtype.itemsize, bucket_bytes[1] // dtype.itemsize))
         self._changes = Changes(group) if sends_changes else None

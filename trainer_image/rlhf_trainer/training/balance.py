@@ -99,10 +99,8 @@ class ExpertBalance:
                 self._entropy[0] -= (chances.exp() * chances).sum()
                 self._entropy[1] += len(logits)
         if self._scale and len(every[0]):
-            sums, rows = (
-                torch.stack([logits.float().softmax(-1).sum(0) for logits in every]).sum(0),
-                sum(map(len, every)),
-            )
+            sums = torch.stack([logits.float().softmax(-1).sum(0) for logits in every]).sum(0)
+            rows = sum(map(len, every))
             loss = experts * (counts.sum(0) / rows * sums / rows).sum() * (self._scale * rows / self._routers)
             output.last_hidden_state = _WithLoss.apply(output.last_hidden_state, loss)  # type: ignore[no-untyped-call]
 

@@ -41,7 +41,9 @@ class CompressedSteps:
         if not moved:
             return
         parts = [self._encoded_step(parameter, before) for parameter, before in moved]
-        arrived = [torch.split(every, [len(part) for part in parts]) for every in self._of_all(torch.cat(parts))]
+        group, joined = self._mesh.replica_group, torch.cat(parts)
+        every = gather_rows(joined.to(device_here()), group).to(joined.device).chunk(group.size())
+        arrived = [torch.split(each, [len(part) for part in parts]) for each in every]
         for place, (parameter, before) in enumerate(moved):
             total = torch.zeros(len(parts[place]), BLOCK, device=before.device)
             for steps in arrived:
@@ -61,11 +63,6 @@ class CompressedSteps:
         add_decoded(sent, rows, factor=-1.0)
         left.copy_(rows.view(-1)[:size].view_as(left))
         return sent
-
-    def _of_all(self, sent: Tensor) -> tuple[Tensor, ...]:
-        """Gather the bytes [blocks, n] of every replica."""
-        group = self._mesh.replica_group
-        return gather_rows(sent.to(device_here()), group).to(sent.device).chunk(group.size())
 
 
 def encoded(rows: Tensor) -> Tensor:

@@ -42,13 +42,9 @@ class UpdatePasses:
     def as_simulated(self) -> PipelineUpdate:
         """Return the update for `fused_schedule`, the same on every rank: its seconds are parameters of the model."""
         model = architecture_of(inner(self.model.module).config.to_dict())
-        forward, layout = model.layers * model.active_layer_parameters / len(self.micros), self.model.mesh.layout
-        return PipelineUpdate(
-            micro_batches=len(self.micros),
-            forward=forward,
-            backward=2 * forward,
-            reverses=layout.reverses_stages,
-        )
+        count, reverses = len(self.micros), self.model.mesh.layout.reverses_stages
+        forward = model.layers * model.active_layer_parameters / count
+        return PipelineUpdate(micro_batches=count, forward=forward, backward=2 * forward, reverses=reverses)
 
 
 Updates: TypeAlias = Generator[UpdatePasses, list[Tensor] | None, Result]

@@ -170,10 +170,8 @@ class ActorWorker(GeneratingActor):
             rows, width = micro["tokens"].shape
             mask = micro["pretrain_response_mask"]
             text = sft_loss(found.log_probs[rows:, : mask.shape[1]], mask, num_tokens=tokens)
-            return (
-                loss(Likelihood(*(each[:rows, :width] for each in (found.log_probs, found.entropy))), micro)
-                + self._pretrain * text
-            )
+            own = Likelihood(*(each[:rows, :width] for each in (found.log_probs, found.entropy)))
+            return loss(own, micro) + self._pretrain * text
 
         return both
 

@@ -34,9 +34,8 @@ class FrozenScorer:
         changed = dict(marks)
         for name in marks.keys() & {"compute_reward", "compute_cost"}:
             mark = marks[name]
-            own = tuple(each for each in mark.reads if each not in TEXT_FIELDS and each not in SAMPLE_FIELDS)
-            columns = (*COLUMNS, *mark.reads_if_there)
-            changed[name] = replace(mark, reads=(*SAMPLE_FIELDS, *own), reads_if_there=columns)
+            reads = tuple(dict.fromkeys((*SAMPLE_FIELDS, *mark.reads)))
+            changed[name] = replace(mark, reads=reads, reads_if_there=(*COLUMNS, *mark.reads_if_there))
         return changed
 
     def scores(self, batch: Batch) -> Tensor:

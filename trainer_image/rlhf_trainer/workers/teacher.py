@@ -183,10 +183,7 @@ class TeacherWorker:
         def texts(micro: Fields) -> list[TokenBatch]:
             return [replace(text_of(micro, temperature=self._temperature), likeliest=self._likeliest)]
 
-        def tokens(found: Tensor, _: Fields) -> Tensor:
-            return found
-
-        return self._model.infer(fields, texts, tokens, of_token=(2 * self._likeliest[0],))
+        return self._model.infer(fields, texts, lambda found, _: found, of_token=(2 * self._likeliest[0],))
 
     def _rows_by_server(self, batch: Batch) -> dict[str, list[int]]:
         """Return the rows of each server by name; those of no server are the model's."""
