@@ -15,8 +15,11 @@ MOST_ROWS = 25
 """Of the table of folders and of the table of files."""
 TRAINER = PurePosixPath("tests/trainer")
 WORLDS = {
-    "engines": [TRAINER / folder for folder in ("generation", "rewards", "environments", "agents")],
-    "ranks": [TRAINER / folder for folder in ("training", "hybrid_engine", "checkpoint")],
+    "engines": [TRAINER / folder for folder in ("generation", "environments", "agents")],
+    "ranks": [
+        *(TRAINER / each for each in ("training", "hybrid_engine", "checkpoint")),
+        PurePosixPath("tests/foreign/models"),
+    ],
     "Ray": [TRAINER / "chain", TRAINER / "controller"],
     "pods": [PurePosixPath("tests/cluster/pods")],
     "api server": [PurePosixPath("tests/cluster/api")],
