@@ -1,10 +1,15 @@
 """Updates of actor and critic with fused passes on pipeline stages: the same bits as one after the other."""
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_api.spec.job_spec import Optimizer
@@ -57,6 +62,28 @@ def updates_of(trainer: Trainer, norms: list[float], *, scores: bool) -> Updates
         norms.append(norm)
 
 
+@contextmanager
+def pairs_meet_first() -> Iterator[None]:
+    """As with NCCL, the first message of two ranks in a group blocks each of them until the other has called one."""
+    met, store = set[tuple[str, int]](), dist.distributed_c10d._get_default_store()
+
+    def after_meeting(transfer: Callable[..., Any]) -> Callable[..., Any]:
+        def call(group: dist.ProcessGroup, tensors: list[Tensor], peer: int, tag: int) -> Any:
+            if (pair := (group.group_name, peer)) not in met:
+                met.add(pair)
+                store.set(f"{pair[0]}: {group.rank()} to {peer}", "here")
+                store.wait([f"{pair[0]}: {peer} to {group.rank()}"], timedelta(seconds=60))
+            return transfer(group, tensors, peer, tag)
+
+        return call
+
+    with ExitStack() as patches:
+        for name in ("send", "recv"):
+            way = after_meeting(getattr(dist.ProcessGroup, name))
+            patches.enter_context(patch.object(dist.ProcessGroup, name, way))
+        yield
+
+
 Learnt = tuple[list[float], dict[str, tuple[float, float]], list[dict[str, Tensor]]]
 """(gradient norms, means that count on this rank, weights on this rank of each model)."""
 
@@ -67,7 +94,8 @@ def learnt(actor: str, critic: str, layouts: tuple[ParallelSizes, ParallelSizes]
     updates = [updates_of(trainer, norms[index], scores=index == 1) for index, trainer in enumerate(trainers)]
     recorder.drain()
     if fused:
-        run_together([(trainer.mesh, each) for trainer, each in zip(trainers, updates, strict=True)])
+        with pairs_meet_first():
+            run_together([(trainer.mesh, each) for trainer, each in zip(trainers, updates, strict=True)])
     else:
         for trainer, each in zip(trainers, updates, strict=True):
             with recorder.counting(trainer.mesh.is_counted):

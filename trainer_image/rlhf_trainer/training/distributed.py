@@ -125,10 +125,14 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def sum_over_ranks(values: Sequence[float | Tensor], group: dist.ProcessGroup | None = None) -> list[float]:
-    """Sum each value over all ranks, or over the ranks of a process group (float64, one collective)."""
-    total = torch.tensor([float(value) for value in values], dtype=torch.float64, device=device_here())
-    dist.all_reduce(total, group=group)
-    return [float(value) for value in total.tolist()]
+    """Sum each value over all ranks, or over the ranks of a process group (float64, one collective).
+
+    The sum has the same bits whichever rank has which value.
+    """
+    own = torch.tensor([[float(value) for value in values]], dtype=torch.float64, device=device_here())
+    every = gather_rows(own, group)
+    found: list[float] = every.sort(dim=0).values.sum(dim=0).tolist()
+    return found
 
 
 def largest_over_ranks(value: int, group: dist.ProcessGroup | None = None) -> int:
@@ -259,7 +263,19 @@ class ModelMesh:
         forward, backward = (make(pipelines, _timeout)[0] for _ in range(2))  # type: ignore[no-untyped-call]
         assert forward, "every rank is in a pipeline"
         assert backward, "every rank is in a pipeline"
+        self._join_neighbours(forward, 1)
+        self._join_neighbours(backward, -1)
         return forward, backward
+
+    def _join_neighbours(self, group: dist.ProcessGroup, step: int) -> None:
+        """Send a number from stage to stage: NCCL blocks at the first message of two ranks until both have called it.
+
+        A rank that began to receive gradients ahead would else wait for a stage that waits for its hidden states.
+        """
+        here, number = self.coordinate("pipeline"), torch.zeros(1, device=device_here())
+        for stage, transfer in ((here - step, dist.recv), (here + step, dist.send)):
+            if 0 <= stage < self.layout.pipeline:
+                transfer(number, self.rank_of_stage(stage), group)
 
     def rank_of_stage(self, stage: int) -> int:
         """Return the rank that holds a stage of this rank's pipeline."""

@@ -73,7 +73,7 @@ class ModelRunner:
         use_kernels(model.module, options.get("kernels", "Auto"), device=device_here())
         self._run: Passes = partial(run_whole, model.module)
         if model.mesh.layout.pipeline > 1:
-            self._run = partial(run_stage, model)
+            self._run = partial(run_stage, model.module, model.mesh, model.compute_dtype)
         self._token_budget = options["token_budget"] * self.mesh.layout.context
         self._share_prompts = options.get("share_prompts", True)
         self.costs = RowCosts(inner(model.module))
