@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import add
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,6 @@ class Pass:
     micro_batch: int
     start: float
     end: float
-
-    def of(self, model: int, *, after: float) -> "Pass":
-        """Return this pass as one of another model, `after` seconds later."""
-        return replace(self, model=model, start=self.start + after, end=self.end + after)
 
 
 @dataclass(frozen=True)
@@ -116,10 +113,9 @@ class FusedUpdates:
     def alone(self) -> Schedule:
         """Schedule of both updates one after the other, each by 1F1B."""
         first = fused_schedule(self.stages, (self.actor,))
-        second = fused_schedule(self.stages, (replace(self.critic, reverses=False),))
-        return Schedule(
-            tuple(
-                (*passes, *(each.of(1, after=first.seconds) for each in others))
-                for passes, others in zip(first.ranks, second.ranks, strict=True)
-            )
+        second, after = fused_schedule(self.stages, (replace(self.critic, reverses=False),)), first.seconds
+        later = (
+            tuple(replace(each, model=1, start=each.start + after, end=each.end + after) for each in passes)
+            for passes in second.ranks
         )
+        return Schedule(tuple(map(add, first.ranks, later)))

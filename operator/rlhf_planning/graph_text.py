@@ -27,8 +27,8 @@ def text_of(graph: Graph, *, title: str) -> str:
     for name in ("edge", "spread", "bytes", "fields"):
         moved.add_column(name, justify="right" if name in ("edge", "bytes") else "left", no_wrap=name != "fields")
     for edge in graph.edges:
-        ends = f"{edge.producer} -> {edge.consumer}"
-        moved.add_row(ends, edge.spread, f"{edge.bytes:,}", ", ".join(each.name_text for each in edge.fields))
+        names = ", ".join(f"{each.name}{'?' * (not each.bytes)}" for each in edge.fields)
+        moved.add_row(f"{edge.producer} -> {edge.consumer}", edge.spread, f"{edge.bytes:,}", names)
     console = Console(width=COLUMNS, highlight=False, color_system=None)
     total = f"{graph.rows} rows, {graph.bytes:,} bytes read at most"
     with console.capture() as shown:

@@ -23,7 +23,12 @@ def lengths_of(text: str, option: str, *, most: int) -> tuple[float, ...]:
     path = f"{option} {text}"
     named = NAMED.fullmatch(text)
     if named is None and os.access(text, os.F_OK):
-        return _past_lengths(text, path, most)
+        lines = read_text(Path(text), path).split()
+        wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), "")
+        if wrong or not lines:
+            found = f"has {wrong}" if wrong else "is empty"
+            raise SpecError([Problem(path, f"{found}, expected a number of tokens from 1 to {most} in each line")])
+        return tuple(map(float, lines))
     mean, p99 = (int(named["mean"]), int(named["p99"] or 0)) if named else (0, 0)
     if named is None or mean > most or (p99 and named["fixed"]) or (named["around"] and not p99):
         raise SpecError([Problem(path, f"is no MEAN, MEAN,P99 or fixed(TOKENS) of at most {most} tokens, and no file")])
@@ -33,13 +38,3 @@ def lengths_of(text: str, option: str, *, most: int) -> tuple[float, ...]:
         return lognormal(mean, p99, most=most) if p99 else lengths_around(mean, most)
     except ValueError as error:
         raise SpecError([Problem(path, f"cannot be: {error}")]) from None
-
-
-def _past_lengths(file: str, path: str, most: int) -> tuple[float, ...]:
-    """Return the lengths in tokens of a file, one per line; path: for error messages. SpecError for any other line."""
-    lines = read_text(Path(file), path).split()
-    wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), None)
-    if wrong is not None or not lines:
-        found = f"has {wrong}" if wrong else "is empty"
-        raise SpecError([Problem(path, f"{found}, expected a number of tokens from 1 to {most} in each line")])
-    return tuple(map(float, lines))

@@ -14,19 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_api.names import Role
-from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.hardware import ESTIMATED
-from rlhf_mapper.mapping import (
-    PHASES,
-    STAGES,
-    DeviceMapping,
-    Infeasible,
-    ModelPrediction,
-    Phase,
-    Prediction,
-    Rejected,
-    Stage,
-)
+from rlhf_mapper.mapping import PHASES, STAGES, DeviceMapping, Infeasible, Prediction, Rejected, Stage
 from rlhf_mapper.prediction import differ
 from rlhf_planning.timeline import chart_of, interval_text, legend_of, plain, schedule_lines, seconds_text, timeline_of
 
@@ -169,19 +158,13 @@ def _models(mapping: DeviceMapping, prediction: Prediction, columns: Sequence[st
     for phase in phases if "seconds" in columns else ():
         table.add_column("gene-\nration" if phase == "generation" else phase, justify="right", no_wrap=True)
     for role in _roles(mapping):
-        cells = _cells(mapping.sizes[role], prediction.models[role], phases)
-        table.add_row(role, *(cell for name in columns for cell in cells[name]))
+        sizes, model = mapping.sizes[role], prediction.models[role]
+        ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
+        generation = [ways if "generation" in model.seconds else ""] * ("generation" in phases)
+        cuts = [str(sizes), *generation, str(model.micro_batch), model.offload]
+        seconds = [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases]
+        table.add_row(role, *cuts * ("cuts" in columns), *seconds * ("seconds" in columns))
     return table
-
-
-def _cells(sizes: ParallelSizes, model: ModelPrediction, phases: Sequence[Phase]) -> dict[str, list[str]]:
-    """Return the cells of a model's row in the table of models, by group of columns (`cuts`, `seconds`)."""
-    ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
-    generation = [ways if "generation" in model.seconds else ""] * ("generation" in phases)
-    return {
-        "cuts": [str(sizes), *generation, str(model.micro_batch), model.offload],
-        "seconds": [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases],
-    }
 
 
 def _roles(mapping: DeviceMapping) -> list[Role]:

@@ -44,11 +44,6 @@ class FieldTransfer:
     bytes: int
     """Bytes that all ranks of the consumer read together, at most; 0 if only a run knows the field's size."""
 
-    @property
-    def name_text(self) -> str:
-        """Name of the field, with a question mark if its size is not known."""
-        return self.name if self.bytes else f"{self.name}?"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Edge:
