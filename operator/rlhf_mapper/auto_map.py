@@ -16,8 +16,8 @@ from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
-from rlhf_mapper.model_limits import fixed_sizes, too_long, wrong_sizes
 from rlhf_mapper.node_uses import node_uses, nodes_of_pool, sizes_of_pools
+from rlhf_mapper.place import fixed_sizes, too_long, wrong_sizes
 from rlhf_mapper.pools import MAX_RESULTS, PoolCosts, Simulated
 from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of, simplest_first
 from rlhf_mapper.remedies import remedies_of
@@ -356,13 +356,6 @@ def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
     return bisect_left(range(most), True, lo=most // 2 + 1, key=fits)
 
 
-def _fixed_sizes_in_words(request: ModelRequest) -> str:
-    """Return the parallel sizes that the manifest sets for a model in words: `pipeline 2, tensor 4, replicas 2`."""
-    sizes = request.sizes.model_dump() if request.sizes else {}
-    is_usual = {("context", 1), ("replicas", 1), ("expert", 1), ("data", None)}
-    return ", ".join(f"{name} {size}" for name, size in sizes.items() if (name, size) not in is_usual)
-
-
 def _gpus_in_words(cluster: Cluster) -> str:
     """Return the GPUs of a cluster by type: `16 x a100-80g and 8 x h100-80g`."""
     gpus = Counter(group.gpu.name for group in cluster.groups for _ in range(group.gpus))
@@ -375,8 +368,10 @@ def _short_beside_states(task: MappingProblem, costs: PoolCosts, cluster: Cluste
     for role, request in task.requests.items():
         groups = range(len(costs.groups))
         if not any(costs.strategies(role, frozenset((role,)), group, 1).fits.any() for group in groups):
-            sizes = _fixed_sizes_in_words(request)
-            return f"no pool of these GPUs can cut {role} as asked ({sizes}) and give each data rank a sequence"
+            sizes = (request.sizes.model_dump() if request.sizes else {}).items()
+            usual = {("context", 1), ("replicas", 1), ("expert", 1), ("data", None)}
+            asked = ", ".join(f"{name} {size}" for name, size in sizes if (name, size) not in usual)
+            return f"no pool of these GPUs can cut {role} as asked ({asked}) and give each data rank a sequence"
     divides = sorted(set(task.load.pool_divides))
     largest = max((int(np.max(sizes, initial=0)) for sizes in costs.sizes), default=0)
     if divides and largest < max(group.gpus for group in cluster.groups):

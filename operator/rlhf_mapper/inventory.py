@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -159,7 +159,7 @@ def _conflicts(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[P
             yield Problem(f"gpus.{place}.name", f'"{name}" is used twice')
     for place, nodes in enumerate(inventory.nodes):
         if gpu_named(nodes.gpu, types) is None:
-            unknown = f"{_unknown(nodes.gpu, types)}; `gpus` of this file may describe others"
+            unknown = f'is "{nodes.gpu}", expected {choice(types)}; `gpus` of this file may describe others'
             yield Problem(f"nodes.{place}.gpu", unknown)
     yield from _wrong_links(inventory)
     if len({nodes.gpu == CPU_SLOT.name for nodes in inventory.nodes}) > 1:
@@ -180,7 +180,3 @@ def _wrong_links(inventory: InventoryFile) -> Iterator[Problem]:
         kinds = [nodes.model_dump(exclude={"name", "count"}) for nodes in inventory.nodes if nodes.name in link.between]
         if any(kind != kinds[0] for kind in kinds):
             yield Problem(path, "joins nodes that differ in more than their count; a pool lies on equal nodes")
-
-
-def _unknown(gpu: str, known: Iterable[str]) -> str:
-    return f'is "{gpu}", expected {choice(known)}'

@@ -1,6 +1,6 @@
-"""Placement of a job's models without a search: pools as the manifest names them, or one pool for all models."""
+"""Placement of a job's models without a search, and the limits that the shape of a model sets to a manifest."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from rlhf_api import status
@@ -9,6 +9,7 @@ from rlhf_api.names import Role, slots_text
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.job_spec import Pool
 from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
+from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, MappedPool
 
 
@@ -21,7 +22,7 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
         message = f"asks for {slots_text(requested, device)}, but the machines have {available}"
         problems.append(Problem(f"{job.name}: spec.resources", message))
     sizes = {role: _sizes(job, role, pool) for pool in pools for role in pool.models}
-    problems += (each for pool in pools for role in pool.models for each in _wrong_sizes(job, role, sizes[role], pool))
+    problems += (each for pool in pools for role in pool.models for each in _unplaced(job, role, sizes[role], pool))
     problems += chain.from_iterable(_wrong_batches(job, pool) for pool in pools)
     if problems:
         raise SpecError(problems)
@@ -72,7 +73,7 @@ def generating(pipeline: int, tensor: int, slots: int) -> ParallelSizes:
     return ParallelSizes(data=max(1, slots // (pipeline * tensor)), pipeline=pipeline, tensor=tensor)
 
 
-def _wrong_sizes(job: Job, role: Role, sizes: ParallelSizes, pool: MappedPool) -> Iterator[Problem]:
+def _unplaced(job: Job, role: Role, sizes: ParallelSizes, pool: MappedPool) -> Iterator[Problem]:
     """Yield the problem of a model whose p * t * d differs from the pool's slots, or whose copies do not divide it."""
     path = f"{job.name}: spec.rollout"
     if role != "rollout":
@@ -112,3 +113,36 @@ def _wrong_batches(job: Job, pool: MappedPool) -> Iterator[Problem]:
     if algorithm.chooses_pairs and "actor" in pool.models and job.rows_per_step % pool.size:
         keeps = f"{algorithm.name} keeps the responses to a prompt on one slot"
         yield Problem(f"{path}.promptBatchSize", f"is {job.rows_per_step}, which does not divide by {slots}; {keeps}")
+
+
+def wrong_sizes(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
+    """Yield a problem for the manifest's parallel sizes that the model's layers, heads or vocabulary do not allow.
+
+    Of `parallelism` only the first wrong size is reported.
+    """
+    fixed = fixed_sizes(job, role)
+    wrong = model.cannot_be_cut(pipeline=fixed.pipeline, tensor=fixed.tensor, expert=fixed.expert) if fixed else None
+    shards = job.spec.rollout.tensor_parallel or 1
+    if role == "actor" and model.vocabulary % shards:
+        message = f"is {shards}, which does not divide the model's vocabulary of {model.vocabulary}"
+        yield Problem(f"{job.name}: spec.rollout.tensorParallel", message)
+    if wrong:
+        yield Problem(f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{wrong[0]}", wrong[1])
+
+
+def too_long(job: Job, shapes: Mapping[Role, Architecture]) -> Iterator[Problem]:
+    """Yield a problem if a model does not read sequences as long as a job that generates may make them."""
+    longest, offline = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens, job.spec.algorithm.offline
+    for role, model in () if offline else shapes.items():
+        if 0 < model.positions < longest:
+            uri = job.models()["actor" if role == "rollout" else role].uri
+            limit = f"{role}, {uri}, reads {model.positions} tokens at most (max_position_embeddings, with scaled RoPE)"
+            yield Problem(f"{job.name}: spec.data", f"maxPromptTokens + maxResponseTokens is {longest}, but {limit}")
+            return
+
+
+def fixed_sizes(job: Job, role: Role) -> Parallelism | None:
+    """Return a model's parallel sizes in the manifest; None if unset, for a rollout, or for a reference not in it."""
+    if role == "rollout" or (role == "reference" and job.spec.models.reference is None):
+        return None
+    return job.models()[role].parallelism

@@ -76,8 +76,11 @@ def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> 
 
 def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: Sequence[MappedPool]) -> Prediction:
     """Return the prediction of a step with a found placement; each stage takes as long as the slowest pool."""
-    limits = {setting.nodes.gpu.name: setting.nodes.gpu.memory for setting in costs.settings}
-    shared = costs.settings[0]
+    sizes, shared = {setting.nodes.gpu.name: setting.nodes.gpu.memory for setting in costs.settings}, costs.settings[0]
+    limits: dict[str, float] = {}
+    for pool in pools:
+        generates = any("generation" in cuts[role].predicted.seconds for role in pool.models)
+        limits[pool.name] = float(memory.usable(shared.software, sizes[pool.gpu], pool.size, generates=generates))
     low, high = shared.software.errors[error_kind((each.model for each in costs.requests.values()), shared.load)]
     prediction = Prediction(
         step_seconds=found.seconds,
@@ -87,7 +90,7 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         phases=_phases(found, cuts, pools, streams=shared.load.streams),
         stages=dict(zip(STAGES, found.stages, strict=True)),
         models={role: cut.predicted for role, cut in cuts.items()},
-        memory_limit={pool.name: _limit(pool, limits[pool.gpu], shared.software, cuts) for pool in pools},
+        memory_limit=limits,
         host_memory={pool.name: max(cuts[role].pinned for role in pool.models) for pool in pools},
         gpu_memory_utilization=max(cut.generator_share for cut in cuts.values()),
         correction=shared.correction.factors,
@@ -167,12 +170,6 @@ def _coefficients(software: Software, gpus: Iterable[Gpu]) -> str:
     sources = {gpu.name: nearest(gpu).gpu.name for gpu in gpus}
     said = (of if name == of else f"{of} (estimated for {name})" for name, of in sorted(sources.items()))
     return f"{software.name}, {software.layers.lower()} layers, kernels as measured on {' and '.join(said)}{rounded}"
-
-
-def _limit(pool: MappedPool, memory_: float, software: Software, cuts: Mapping[Role, Cut]) -> float:
-    """Return the usable bytes of a GPU of a pool; memory_: all its bytes."""
-    generates = any("generation" in cuts[role].predicted.seconds for role in pool.models)
-    return float(memory.usable(software, memory_, pool.size, generates=generates))
 
 
 def _phases(

@@ -98,10 +98,7 @@ class Objective:
 
 def weight(gpus: NDArray[np.int64], weights: Floats) -> Floats:
     """Return the GPU number or price (by `weights`) of M allocations [M, node groups], added in a fixed order."""
-    used = np.zeros(len(gpus))
-    for group, each in enumerate(weights):
-        used = used + gpus[:, group] * each
-    return used
+    return sum((gpus[:, group] * each for group, each in enumerate(weights)), np.zeros(len(gpus)))
 
 
 def _quotient(above: Floats, below: Floats) -> Floats:

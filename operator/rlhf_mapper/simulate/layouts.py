@@ -76,11 +76,6 @@ class Layouts:
         """Return the number of parameters of a layer's experts that a rank computes with."""
         return model.expert_parameters / self.of_experts.t
 
-    @property
-    def gathers_experts(self) -> NDArray[np.bool_] | bool:
-        """Whether FSDP gathers a layer's experts apart from its other weights (`ParallelSizes.cuts_experts`)."""
-        return False if self.e is None else np.greater(self.e, 1.0) | np.greater(self.t, 1.0)
-
 
 @dataclass(frozen=True)
 class Network:

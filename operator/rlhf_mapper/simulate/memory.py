@@ -210,6 +210,8 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
     layers = one * np.ceil(model.layers / layouts.p)
     logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, software.chunk_logits)
     chunk = 2 * layer.FLOAT * logits
+    # FSDP gathers experts apart from a layer's other weights (`ParallelSizes.cuts_experts`)
+    apart = False if layouts.e is None else np.greater(layouts.e, 1.0) | np.greater(layouts.t, 1.0)
     found = []
     for first in (True, False):
         has_head = alone if first else 1 + 0 * alone
@@ -220,7 +222,7 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
                 root=np.where(large, root, root + layers),
                 head=head * has_head,
                 layer=one * large,
-                experts=layouts.own_experts(model) * size * layouts.gathers_experts * large,
+                experts=layouts.own_experts(model) * size * apart * large,
                 layers=layers * large,
                 shards=model.layer_parameters * size / layouts.t * np.ceil(model.layers / layouts.p) * large,
                 has_head=has_head,

@@ -23,8 +23,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import positions_of
 from rlhf_mapper.config_file import SCORERS, made_from
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
-from rlhf_mapper.model_limits import wrong_sizes
-from rlhf_mapper.place import place, sizes_in
+from rlhf_mapper.place import place, sizes_in, wrong_sizes
 from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkpoint_bytes
 from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
