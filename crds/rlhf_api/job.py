@@ -57,7 +57,12 @@ class Job(Spec):
             context = {"folder": folder}
             add_search_path(folder)
         job = validated(cls, document, **context)
-        return job.on_one_slot() if isinstance(job.spec.algorithm, Merging) else job
+        if not isinstance(job.spec.algorithm, Merging):
+            return job
+        # What the manifest of a merge leaves out: one CPU slot, and a layer a step.
+        length, pool = {"total_epochs": 1, "batch_size": 1}, Pool(name="all", models=("actor",), slots_per_node=1)
+        placed = dict(Placement(mode="Manual", pools=job.spec.placement.pools or (pool,)))
+        return job.changed(training=length, placement=placed, resources={"device": "CPU"})
 
     @model_validator(mode="after")
     def _obeys_the_rules(self) -> Self:
@@ -66,12 +71,6 @@ class Job(Spec):
         if problems := [*rule_problems(self.spec), *(each.within("spec.runtime.") for each in wrong)]:
             raise SpecError(problems)
         return self
-
-    def on_one_slot(self) -> Self:
-        """Return a job that merges models with what its manifest leaves out: one CPU slot, and a layer a step."""
-        length, pool = {"total_epochs": 1, "batch_size": 1}, Pool(name="all", models=("actor",), slots_per_node=1)
-        placed = dict(Placement(mode="Manual", pools=self.spec.placement.pools or (pool,)))
-        return self.changed(training=length, placement=placed, resources={"device": "CPU"})
 
     @property
     def name(self) -> str:

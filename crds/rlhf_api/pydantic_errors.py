@@ -106,7 +106,8 @@ def _unknown(name: str, candidates: Models, tag: str) -> str:
 
 def _sentence(error: ErrorDetails) -> str:
     value, context = error["input"], error.get("ctx", {})
-    words = {name: _plain(each) if isinstance(each, int | float) else each for name, each in context.items()}
+    whole = {name: int(each) for name, each in context.items() if isinstance(each, float) and each.is_integer()}
+    words = context | whole
     if isinstance(value, str):
         words["length"] = len(value)
     if "expected" in context:
@@ -115,10 +116,6 @@ def _sentence(error: ErrorDetails) -> str:
         words["form"] = FORMS[context["pattern"]]
     template = SENTENCES.get(error["type"], "is {shown}, which cannot be used here")
     return template.format(**words | {"value": value, "shown": _shown(value)})
-
-
-def _plain(bound: float) -> str:
-    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 def _shown(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from rlhf_api.expressions import Expression, Field, Places, Values, holds
 from rlhf_api.problems import Problem
@@ -26,17 +25,13 @@ class Rule:
 
     def problems(self, spec: JobSpec) -> Iterator[Problem]:
         """Yield a problem for each path of the spec at which the rule is broken."""
-        for place, each in enumerate(self._entries.of({"spec": spec}) or () if "[]" in self.path else [spec]):
+        path, entry, _ = self.path.partition("[]")
+        for place, each in enumerate(Field(path).of({"spec": spec}) or () if entry else [spec]):
             known = {"spec": spec, "each": each}
             if not holds(self.test, known):
                 said = {name: value.of(known) for name, value in self.values.items()}
                 said |= {"value": Field(self.path).of(known), "name": spec.algorithm.name}
                 yield Problem(self.path.replace("[]", f".{place}"), self.message.format(**said))
-
-    @cached_property
-    def _entries(self) -> Field:
-        """Expression for the list at `path`."""
-        return Field(self.path.partition("[]")[0])
 
 
 class _Step(Field):

@@ -47,15 +47,15 @@ MICRO_BATCH_TOKENS = 16384
 CPU_HIDDEN_VALUES, CPU_MIN_TOKENS = 2**20, 2048
 """Default number of tokens of a forward pass on CPU: the first number // hidden size, at least the second number."""
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Optimizer(Spec):
     """Settings of the optimizer AdamW and of the schedule of its learning rate."""
 
     learning_rate: float = Field(1e-5, gt=0, description="Peak of the learning rate, reached after the warm-up.")
     weight_decay: float = Field(0.0, ge=0, description="Coefficient of AdamW's decoupled weight decay.")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), strict=False
-    )
+    betas: tuple[Decay, Decay] = Field((0.9, 0.95), strict=False)
     """Decay of the first and the second moment."""
     epsilon: float = Field(1e-8, gt=0, description="Constant that AdamW adds to the denominator.")
     warmup_steps: Whole = Field(0, description="Number of first steps, over which the learning rate rises to its peak.")

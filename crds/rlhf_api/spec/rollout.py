@@ -10,6 +10,7 @@ from rlhf_api.contract import ENTRYPOINT, MAX_INTEGER, WHOLE, Count, Identifier,
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.spec.functions import MAX_DEPTH, EntryPoint, JsonFields, ServiceUrl, StoreUri
 
+Tool = Annotated[str, Field(pattern=ENTRYPOINT, max_length=256)]
 STREAM_SHARES = (0.5, 0.25, 0.125, 0.125)
 """Shares of a rank's responses in the groups that generation with `stream` hands on to scoring, one after the other.
 
@@ -85,9 +86,7 @@ class Rollout(Spec):
     """No end token before this many tokens."""
     environment: EntryPoint | None = None
     """A class of your own that answers the model, turn by turn, and may reward it."""
-    tools: Listed[Annotated[str, Field(pattern=ENTRYPOINT, max_length=256)]] | None = Field(
-        None, min_length=1, max_length=64
-    )
+    tools: Listed[Tool] | None = Field(None, min_length=1, max_length=64)
     """Functions, module.path:function, that the model may call, as its chat template says."""
     agent: AgentProgram | None = None
     """A program of your own that asks the model by OpenAI's API, and may reward it."""
