@@ -14,7 +14,6 @@ from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving
 
 HEADROOM: Final = 1.1
 """Factor on the size of a claim, for logs and for the overhead of a file system."""
-BUCKETS: Final = ("s3://", "gs://")
 
 
 def claim_size(job: Job, snapshot: Snapshot) -> str:
@@ -37,7 +36,7 @@ def too_small(job: Job, claim: ObservedClaim, snapshot: Snapshot) -> str:
 
 def _checkpoints(job: Job, shapes: Mapping[Role, Architecture]) -> int:
     """Bytes of all checkpoints that are on the claim at the same time; 0 if they are in a bucket."""
-    in_bucket = (job.spec.checkpoint.storage or "").startswith(BUCKETS)
+    in_bucket = (job.spec.checkpoint.storage or "").startswith(("s3://", "gs://"))
     return 0 if in_bucket else bytes_at_once(job, shapes)
 
 

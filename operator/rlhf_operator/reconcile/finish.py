@@ -242,10 +242,9 @@ def _end_attempt(ctx: ReconcileContext, outcome: AttemptEnd) -> None:
     last_step = ctx.status.progress.step if ctx.status.progress and has_trained else None
     ctx.set_record(outcome=outcome, end_time=timestamp(ctx.now), last_step=last_step)
     ctx.set_condition("ClusterReady", "False", "Ended", f"The cluster of attempt {ctx.status.attempt} is taken down.")
-    if ctx.condition("Slow") is not None:
-        ctx.set_condition("Slow", "False", "Ended", f"Attempt {ctx.status.attempt} has ended.")
-    if ctx.condition("SandboxesReady") is not None:
-        ctx.set_condition("SandboxesReady", "False", "Ended", f"Attempt {ctx.status.attempt} has ended.")
+    for each in ctx.status.conditions:
+        if each.type in ("Slow", "SandboxesReady"):
+            ctx.set_condition(each.type, "False", "Ended", f"Attempt {ctx.status.attempt} has ended.")
     reserved = ctx.condition("QuotaReserved")
     if reserved is not None and reserved.reason not in UNQUEUED:
         message = "No attempt is running; its quota goes back when its pods are gone."

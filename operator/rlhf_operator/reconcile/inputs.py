@@ -118,9 +118,8 @@ def _has_succeeded(ctx: ReconcileContext, name: str) -> bool:
     if entry.status.phase != "Succeeded" or not entry.output_uri:
         ctx.set_condition("InputsReady", "False", INPUT_NOT_READY, f"waits until {name} has succeeded")
         return False
-    claim = entry.output_uri.removeprefix("pvc://").partition("/")[0]
-    if entry.output_uri.startswith("pvc://") and claim not in ctx.snapshot.claims:
-        message = f"PersistentVolumeClaim {claim} with the output of {name} is gone; create {name} again"
+    if gone := claims_named({"output": entry.output_uri}) - ctx.snapshot.claims.keys():
+        message = f"PersistentVolumeClaim {min(gone)} with the output of {name} is gone; create {name} again"
         ctx.set_condition("InputsReady", "False", "ClaimMissing", message)
         return False
     return True
