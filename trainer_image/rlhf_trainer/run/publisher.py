@@ -2,20 +2,27 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlhf_api.exit_codes import ExitCode
+from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.spec.watch import react
 from rlhf_trainer.errors import TrainerError, phase_after, reason_of, user_error
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.opening import Listener, ListenersOf
-from rlhf_trainer.run.cause_watch import CauseWatch
 from rlhf_trainer.run.job_run import Reporter
 from rlhf_trainer.run.stopping import StopSignals
-from rlhf_trainer.run_folder.folder import JobFolder, writing
+from rlhf_trainer.run_folder.folder import METRICS, JobFolder, writing
+from rlhf_trainer.run_folder.repeated import by_step
+from rlhf_trainer.run_folder.rollouts import ROLLOUTS, latest_rollouts
 from rlhf_trainer.telemetry import StepReport
+from rlhf_trainer.why.diagnosis import causes_of
+from rlhf_trainer.why.seen import Seen
+
+LOOK_STEPS = 5
+"""Steps between two looks for causes by the rules of `why`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +49,9 @@ class Publisher(Reporter):
     ) -> None:
         """pause: has the run pause after the step, for the reason in the given sentence."""
         self.folder = folder
-        self._causes, self._pause = CauseWatch(), pause
+        self._pause = pause
+        self._causes: dict[str, str] | None = None
+        """Causes so far, each with `NAME at step N: sentences`; None before the first step of this attempt."""
         self._job, self._display = job, display
         self._listeners: list[Listener] = [display]
         self._listeners_of = listeners_of
@@ -69,7 +78,7 @@ class Publisher(Reporter):
 
     def step(self, report: StepReport) -> None:
         """Write the record and the warnings of a finished step, and give the report to the listeners."""
-        report, warnings = self._causes.look(report, self._job, self.folder.path)
+        report, warnings = self._look(report)
         self.warn(*(f"step {report.record['step']:.0f}: {warning}" for warning in report.warnings))
         stage = self._job.spec.algorithm.name
         self.folder.record(report.record, total_steps=self._total_steps, stage=stage, ranks=report.ranks)
@@ -79,9 +88,35 @@ class Publisher(Reporter):
         if warnings:
             self._react(warnings)
 
+    def _look(self, report: StepReport) -> tuple[StepReport, Sequence[str]]:
+        """Return the report with warnings of new causes and a metric `cause/<cause>` for each; and the warnings.
+
+        Causes that the steps of earlier attempts show already are not new. `spec.watch.causes` may turn it off.
+        """
+        if self._job.spec.watch.causes == "Off":
+            return report, ()
+        step, new = int(report.record["step"]), dict[str, str]()
+        if self._causes is None:
+            self._causes = self._causes_after(step - 1)
+        if step % LOOK_STEPS == 0:
+            now = self._causes_after(step, report)
+            new = {cause: text for cause, text in now.items() if cause not in self._causes}
+            self._causes |= new
+        record = {**report.record, **{f"cause/{cause}": 1.0 for cause in self._causes}}
+        warnings = [text.partition(": ")[2] for text in new.values()]
+        return replace(report, record=record, warnings=[*report.warnings, *warnings]), warnings
+
+    def _causes_after(self, step: int, *latest: StepReport) -> dict[str, str]:
+        """Return all causes that the job shows after a step, by its folder's files and the report of that step."""
+        path = self.folder.path
+        earlier = [each for number, each in sorted(by_step(path / METRICS).items()) if number < step]
+        records, rows = [*earlier, *(each.record for each in latest)], latest_rollouts(path / ROLLOUTS)
+        found = causes_of(self._job.name, Seen(document_of(self._job)["spec"], records, rows))
+        return {each.cause: f"{each.cause} at step {step}: {each.warning()}" for each in found}
+
     def _react(self, sentences: Sequence[str]) -> None:
         """Tell the status of new causes, and do what `spec.watch.causes` says; SpecError if it is Fail."""
-        self.folder.note(causes=tuple((self._causes.found or {}).values()))
+        self.folder.note(causes=tuple((self._causes or {}).values()))
         reaction = self._job.spec.watch.causes
         react(reaction, f"{self._job.name}: spec.watch.causes", sentences)
         if reaction == "Pause":
