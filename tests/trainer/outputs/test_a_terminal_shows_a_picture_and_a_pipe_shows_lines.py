@@ -76,7 +76,7 @@ def test_a_terminal_gets_the_picture_unless_it_is_dumb(
     os.close(ours)
 
 
-def test_the_picture_shows_chain_bar_and_course(
+def test_the_picture_shows_chain_bar_course_and_time(
     sft: Job, publisher_with: Callable[..., Publisher], terminal: Console
 ) -> None:
     earlier, later = (
@@ -88,15 +88,16 @@ def test_the_picture_shows_chain_bar_and_course(
     with live.showing([sft, later]):
         assert [line.split()[2] for line in picture(live)] == ["done", "starting", "waiting"]
         publisher.begin(first_step=1, total_steps=4)
-        publisher.step(step_report(1, loss__sft=4.0, tokens_per_second=10))
-        publisher.step(step_report(2, loss__sft=2.0, tokens_per_second=20))
-        done, running, waiting, _, loss, tokens = picture(live)
+        publisher.step(step_report(1, loss__sft=4.0, tokens_per_second=10, time__step=4, time__update=3, time__data=1))
+        publisher.step(step_report(2, loss__sft=2.0, tokens_per_second=20, time__step=4, time__update=3, time__data=1))
+        done, running, waiting, _, loss, tokens, phases = picture(live)
         assert (done.split()[2], waiting.split()[2]) == ("done", "waiting")
         assert running.split()[:3] == ["tiny-sft", "SFT", "running"]
         assert "2/4  " in running
         assert running.split()[-2] == "left"
         assert loss.split() == ["loss", "2.000", "▇▁", "2.000", "to", "4.000"]
         assert tokens.split() == ["tokens/s", "20", "▁▇", "10", "to", "20"]
+        assert phases.split()[-4:] == ["update", "75%", "data", "25%"]
         assert max(map(len, picture(live))) <= 100
         publisher.step(step_report(4, loss__sft=2.0))
         assert "finishing" in picture(live)[1]

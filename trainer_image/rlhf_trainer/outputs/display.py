@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -103,8 +105,11 @@ POINTS = 47
 BAR = 24
 BLOCKS = "▁▂▃▄▅▆▇"
 """Characters of a sparkline, lowest first; without the full block, so that a line does not touch the line above."""
-STATES = read_table(__package__, "styles.yaml", dict[str, str])
-"""State of a job in the display -> its style of text."""
+_STYLES = read_table(__package__, "styles.yaml", dict[str, dict[str, str]])
+STATES, PHASE_COLORS = _STYLES["states"], _STYLES["phases"]
+"""State of a job in the display -> its style of text; phase of a step -> its colour."""
+MIN_SHARE = 0.01
+"""Share of the steps' time below which a phase is not shown."""
 STATE_OF: dict[Phase, str] = {"Succeeded": "done", "Failed": "failed", "Stopped": "stopped"}
 PADDING = (0, 2, 0, 0)
 Whole = partial(Column, no_wrap=True)
@@ -139,6 +144,8 @@ class JobView:
     left: float | None = None
     histories: dict[str, list[float]] = field(default_factory=dict)
     """Values of each shown metric in all steps so far."""
+    phases: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds that the job spent in each phase of its steps, over all steps so far."""
 
 
 class LiveDisplay(Display):
@@ -170,6 +177,9 @@ class LiveDisplay(Display):
         view.left = self.seconds_left(view.step)
         for name in record.keys() & SHOWN.keys():
             view.histories.setdefault(name, []).append(record[name])
+        for name in record.keys() - {"time/step"}:
+            if name.startswith("time/"):
+                view.phases[name.removeprefix("time/")] += record[name]
         if view.step == view.total_steps:
             view.state = "finishing"
 
@@ -186,7 +196,7 @@ class LiveDisplay(Display):
 
     def __rich__(self) -> RenderableType:
         chain, shown = chain_table(self._chain), self._current
-        return Group(chain, "", history_table(shown)) if shown.histories else chain
+        return Group(chain, "", history_table(shown), phase_table(shown)) if shown.histories else chain
 
 
 def chain_table(chain: Sequence[JobView]) -> Table:
@@ -219,6 +229,18 @@ def history_table(view: JobView) -> Table:
             finite = [point for point in points if math.isfinite(point)]
             span = f"{min(finite):{form}} to {max(finite):{form}}" if finite else ""
             table.add_row(label, f"{values[-1]:{form}}", sparkline(points), span)
+    return table
+
+
+def phase_table(view: JobView) -> Table:
+    """Return a table with each phase's share of the time of a job's steps, largest first, as a bar and in words."""
+    total, bar, words = sum(view.phases.values()), Text(), []
+    for name, seconds in sorted(view.phases.items(), key=lambda phase: -phase[1]):
+        if seconds and (share := seconds / total) >= MIN_SHARE:
+            bar.append("█" * round(share * BAR), color := PHASE_COLORS.get(name, "white"))
+            words.append(Text(f"{name} {share:.0%}", color, no_wrap=True))
+    table = Table.grid(Whole(), Whole(), Column(), padding=PADDING)
+    table.add_row("time", bar, Columns(words, padding=(0, 2)))
     return table
 
 
