@@ -18,6 +18,7 @@ from rlhf_api.spec.algorithms import Writing
 from rlhf_planning.command_line import uri_of
 from rlhf_trainer import spmd
 from rlhf_trainer.algorithms.generate import Generate
+from rlhf_trainer.data.lines import files_of
 from rlhf_trainer.data.order import Order
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
@@ -177,7 +178,12 @@ def begun(output: Path, name: str) -> JobFolder:
 
 def test_data_of_a_job_is_read_from_the_run_folder(tmp_path: Path) -> None:
     reads = job("PPO", "rl", "data.train.uri=job://g", "evaluation={data: {uri: job://h}}")
-    begun(tmp_path, "g").succeed()
+    first = begun(tmp_path, "g")
+    first.made.mkdir(exist_ok=True)
+    (first.made / "responses.jsonl").write_text("{}\n")
+    first.add_evidence(made={"name": "data", "kind": "data", "uri": first.made.as_uri()})
+    first.succeed()
+    assert [file.name for file in files_of(first.made)] == ["responses.jsonl"], "a later job reads all files"
     written = begun(tmp_path, "h")
     made = {name: done.identity for name, done in finished_jobs(tmp_path).items()} | {"h": "h"}
     assert not is_written(reads, tmp_path, made), "not all of its rows are there"

@@ -21,7 +21,7 @@ from rlhf_trainer.run_folder.attempt import replace
 
 RUN = "run.json"
 LABELS: Final = "rlhf.json"
-"""File in a job's output that says what made it; it has no hash."""
+"""File in a model's folder that says what made it; it has no hash."""
 MAX_ENTRIES = 100
 """Most attempts, and most things made, that run.json keeps: the newest."""
 ATTEMPT = ("attempt", "began", "after")
@@ -108,7 +108,7 @@ def changed_files(before: Iterable[Entry], after: Iterable[Entry]) -> list[str]:
 
 
 def labelled(job: Job, folder: Path) -> tuple[tuple[ReadInput, ...], Output]:
-    """Return what a job read, and its output in `folder`, by run.json beside it; LABELS is written into the folder."""
+    """Return what a job read, and its output in `folder`, by run.json beside it; a model's folder gets LABELS."""
     document = parsed((folder.parent / RUN).read_bytes())
     entries = {each["name"].removeprefix("spec."): each for each in document["read"]}
     made = next((each for each in document["made"] if each["name"] == folder.name), None)
@@ -121,7 +121,7 @@ def labelled(job: Job, folder: Path) -> tuple[tuple[ReadInput, ...], Output]:
         "digest": digest,
         "inputs": [each.model_dump(mode="json", exclude_none=True) for each in read],
     }
-    if folder.is_dir():
+    if folder.is_dir() and made and made["kind"] == "model":  # a later job reads all files of a data set
         (folder / LABELS).write_text(json.dumps(labels, indent=2) + "\n")
     return read, Output(uri=folder.resolve().as_uri(), digest=digest)
 
