@@ -96,6 +96,12 @@ def test_a_second_call_goes_on_without_repeating_a_rung(played: Played) -> None:
     changed = played.tune("--set", "arithmetic-grpo:algorithm.clipRange=0.1")
     assert (changed.exit_code, "spec.algorithm.clipRange" in changed.stderr) == (ExitCode.SPEC, True), changed.stderr
     shutil.rmtree(played.output)
+    assert played.tune(budget=400).exit_code == 0
+    played.ran.clear()
+    smaller = played.tune()
+    assert (smaller.exit_code, played.ran) == (0, [("tuned", 1200), ("t4", 33)]), "measures of later steps are taken"
+    assert f"best: {played.output / 't2'} " in smaller.output
+    shutil.rmtree(played.output)
     failed = played.tune(vary="models.actor.optimizer.learningRate=0.1,1e-1")
     assert (failed.exit_code, "every trial has failed; t1: the loss is nan" in failed.stderr) == (2, True)
 

@@ -83,7 +83,7 @@ class Tuning:
                     pass  # at the rung
                 except Exception as error:  # noqa: BLE001 a trial that fails is a row of the table
                     reason = str(user_error(error)).splitlines()[0]
-            trial.step, trial.value = rung.step, self._measured(output, rung)
+            trial.step, trial.value = self._measured(output, rung) or (rung.step, None)
             none = f"it has no {self._search.measure} at step {rung.step}"
             trial.reason = (reason or none) if trial.value is None else ""
             with files.writing(self._output):
@@ -95,17 +95,21 @@ class Tuning:
     def _run(self, output: Path, sets: Sequence[str], only: Sequence[str], shared: Slots | None = None) -> None:
         run_file(self._manifest, output=output, overrides=sets, address=self._address, only=only, shared=shared)
 
-    def _measured(self, output: Path, rung: Rung) -> float | None:
-        """Return the measure of a trial at a rung; None if it is not there yet, or has no checkpoint."""
-        folder, measure = files.JobFolder(output, self._job), self._search.measure
+    def _measured(self, output: Path, rung: Rung) -> tuple[int, float] | None:
+        """Return a trial's first measure at a rung or after it, with its step; None if there is none with a checkpoint.
+
+        After it: with a larger budget the trial went on without a pause there.
+        """
+        folder, measure, total = files.JobFolder(output, self._job), self._search.measure, self._search.rungs[-1].step
         with files.reading(folder.path):
-            if rung.step == self._job.spec.training.total_steps:
-                summary = files.read_summary(output).get(self._job.name, {}) if folder.finished() else {}
-                name = measure.removeprefix(PREFIX)
-                return summary.get(f"{name}_after", summary.get(name))
             newest = folder.newest_checkpoint()
-            found = by_step(folder.path / files.METRICS) if newest and newest.step >= rung.step else {}
-            return found.get(rung.step, {}).get(measure)
+            found = by_step(folder.path / files.METRICS) if newest and newest.step >= rung.step < total else {}
+            for step, record in found.items():
+                if step >= rung.step and measure in record:
+                    return step, record[measure]
+            summary = files.read_summary(output).get(self._job.name, {}) if folder.finished() else {}
+            value = summary.get(f"{measure.removeprefix(PREFIX)}_after", summary.get(measure.removeprefix(PREFIX)))
+            return None if value is None else (total, value)
 
     def _link_shared(self, output: Path) -> None:
         """Give a trial's run folder links to the finished jobs of the tuning's."""
