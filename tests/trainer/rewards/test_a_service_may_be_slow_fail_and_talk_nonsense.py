@@ -89,7 +89,7 @@ def test_a_service_that_stays_away_is_the_environments(server: Server, behave: A
         asked.scores([sample(7)])
     place = 'the sample is row 7 of step 2, prompt "q", response "hello"'
     assert str(raised.value) == f"job: spec.models.reward: {asked.url} {told}; {place}"
-    assert len(server.seen) == requests
+    assert len(server.seen) == requests or "did not answer" in told, "a late request may not be seen"
 
 
 NONSENSE = 'answered something else than {"score": a finite number (float32)}'
