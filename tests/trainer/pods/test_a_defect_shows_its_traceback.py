@@ -4,7 +4,7 @@ import pytest
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_trainer.commands.ending import ending
-from rlhf_trainer.errors import DataError, TrainerError
+from rlhf_trainer.errors import DataError, Paused, TrainerError
 from tests.trainer.pods.become import Become
 
 
@@ -33,3 +33,5 @@ def test_a_mistake_is_one_sentence(attempt: Become, capsys: pytest.CaptureFixtur
     attempt(1)
     assert raising(DataError("no such file")) == ExitCode.DATA
     assert capsys.readouterr().err == "error: no such file\n"
+    assert raising(Paused("the same command goes on")) == ExitCode.PAUSED
+    assert capsys.readouterr().err == "the same command goes on\n", "a pause is no error"

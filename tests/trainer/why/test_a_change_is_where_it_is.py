@@ -31,6 +31,13 @@ def test_a_bend() -> None:
     assert "until step" in str(found)
 
 
+def test_no_level_is_one_that_was_never_there() -> None:
+    """A share that falls to 0 and stays there is not told as negative."""
+    found = change_of("clip_fraction", Series(STEPS[:9], np.array([0.117, *[0.0] * 8])))
+    assert found
+    assert (found.kind, found.middle) == ("bend", 0.0)
+
+
 @each_case("values", [NOISE, 0.1 * STEPS + NOISE, np.ones(30), 2.0 * STEPS], ids=list("abcd"))
 def test_no_change(values: Array) -> None:
     assert change(values) is None

@@ -48,8 +48,8 @@ class Watched:
         self.publisher = Publisher(self.job, own, display, pause=self.stop.ask_to_pause)
         self.path = own.path
 
-    def go_on(self) -> None:
-        for record in self.seen.records[self.done :]:
+    def go_on(self, last: int | None = None) -> None:
+        for record in self.seen.records[self.done : last]:
             self.publisher.step(StepReport(record=record, warnings=[], spans=[]))
 
     def status(self) -> dict[str, Any]:
@@ -96,8 +96,20 @@ def test_it_may_fail_the_job(tmp_path: Path, seen: Seen) -> None:
 def test_it_may_pause_the_run_which_then_goes_on(tmp_path: Path, seen: Seen) -> None:
     watched = Watched(tmp_path, seen, "Pause")
     watched.go_on()
-    with pytest.raises(Paused, match=f"spec.watch.causes.*{CAUSE}.*the checkpoint of step 10 is saved"):
+    with pytest.raises(Paused) as paused:
         watched.stop.end("the checkpoint of step 10 is saved")
-    resumed = Watched(tmp_path, seen, "Pause", done=len(seen.records) - 6)
-    resumed.go_on()
-    assert resumed.stop.pause == "", "what the steps before showed is known"
+    way = "the checkpoint of step 10 is saved; the same command goes on"
+    assert str(paused.value) == f"ppo: paused by spec.watch.causes ({CAUSE}); {way}"
+    (cause,) = watched.status()["causes"]
+    step = step_of(cause)
+    for done in (step - 3, step, step + 1, step + 6):
+        begun = Watched(tmp_path / str(done), seen, "Pause")
+        begun.go_on(done)
+        Watched(tmp_path / str(done), seen, "Off", done=done).go_on(done + 1)
+        resumed = Watched(tmp_path / str(done), seen, "Pause", done=done + 1)
+        resumed.go_on(done + 2)
+        assert resumed.status().get("causes", []) == [cause] * (step <= done), "the status knows it at once"
+        resumed.done = done + 2
+        resumed.go_on()
+        assert [bool(each.stop.pause) for each in (begun, resumed)] == [step <= done, step > done], done
+        assert resumed.status()["causes"] == [cause]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from rlhf_trainer.report.run_record import read_run
-from rlhf_trainer.why.diagnosis import CAUSES, SIGNALS, diagnose
+from rlhf_trainer.why.diagnosis import CAUSES, SIGNALS, described, diagnose
 from rlhf_trainer.why.rules import RULES
 from rlhf_trainer.why.seen import Seen, is_apart
 from tests.trainer.why.figures import alarms, names_of, places
@@ -73,19 +74,35 @@ def test_the_table_names_every_metric_that_a_rule_reads() -> None:
 
 
 def test_an_answer_has_evidence_a_remedy_and_rows() -> None:
-    answer = diagnose("job", read("kl-sign")[FIGURES[0]])
+    answer = diagnose("job", read("kl-zero")[FIGURES[0]])
     cause = answer.causes[0]
-    assert "grew from" in cause.evidence
-    assert "subtracted" in cause.remedy
+    assert "held-out reward went from" in cause.evidence
+    assert "Penalise" in cause.remedy
     assert 0 < len(answer.rows) <= 20
     assert answer.change is not None
-    assert answer.document()["causes"][0]["cause"] == "RewardedKL"
+    assert answer.document()["causes"][0]["cause"] == "NoKLPenalty"
+
+
+def test_rows_show_the_first_cause_and_nothing_else() -> None:
+    kinds = {"healthy-ppo": [], "kl-sign": [], "cut-pays": [False], "no-end": [False]}
+    for name, expected in kinds.items():
+        rows = diagnose("job", read(name)[FIGURES[0]]).rows
+        assert sorted({row["finished"] for row in rows}) == expected, name
+    after = diagnose("job", read("learning-rate")[FIGURES[0]])
+    told = re.search(r"update of step (\d+)", after.causes[0].evidence)
+    assert told
+    assert after.rows
+    assert min(row["step"] for row in after.rows) > int(told[1])
+    row = {**after.rows[0], "prompt": "Add 3\n" + 60 * "x", "response": "no\nidea"}
+    assert f": Add 3 {34 * 'x'} … (26 more characters) -> no idea" in described(row)
 
 
 def test_without_rows_the_answer_says_what_it_cannot_see() -> None:
     seen = read("mixed-groups")[FIGURES[0]]
     answer = diagnose("job", Seen(seen.spec, seen.records))
     assert "rollout.keep" in answer.notes[0]
+    of_a_pupil = Seen({"algorithm": {"name": "SFT"}}, [{"step": step, "loss/actor": 1 / step} for step in range(1, 9)])
+    assert not diagnose("job", of_a_pupil).notes, "a job without generation and reward lacks neither"
     assert "MixedGroups" not in [cause.cause for cause in answer.causes]
 
 

@@ -35,6 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs: `bad` rewards cut responses, `good` is healthy."""
     folder = tmp_path_factory.mktemp("runs")
     write(folder / "good", read("healthy-ppo")[FIGURES[0]])
+    (folder / "good" / "summary.json").write_text(json.dumps({JOB: {"rule_before": 0.117}}))
     write(folder / "bad", read("cut-pays")[FIGURES[0]])
     return folder
 
@@ -70,7 +71,10 @@ def test_json_has_the_same(runs: Path) -> None:
 
 
 def test_a_healthy_run_has_no_cause(runs: Path) -> None:
-    assert "no cause found" in asked(runs / "good")
+    text = " ".join(asked(runs / "good").split())
+    assert "no cause found" in text
+    assert " rows " not in text
+    assert "not seen the evaluation before training is no step (evaluation/rule was 0.117)" in text
 
 
 def test_only_the_first_steps_are_looked_at(runs: Path) -> None:

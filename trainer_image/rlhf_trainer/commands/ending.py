@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_planning.command_line import print_errors
-from rlhf_trainer.errors import user_error
+from rlhf_trainer.errors import Paused, user_error
 from rlhf_trainer.run.stopping import Stopped
 from rlhf_trainer.run_folder.attempt import VARIABLE
 
@@ -29,7 +29,7 @@ def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
             print_errors([*shown, f"internal error: {type(error).__name__}: {first}{hint}"])
             return int(ExitCode.INTERNAL), f"{type(error).__name__}: {first}"
         lines = str(error).splitlines()
-        print_errors([*shown, *(f"error: {line}" for line in lines)])
+        print_errors([*shown, *(line if isinstance(error, Paused) else f"error: {line}" for line in lines)])
         return int(code), "; ".join(lines)
     return int(ExitCode.OK), ""
 

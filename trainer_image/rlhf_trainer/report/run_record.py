@@ -87,7 +87,7 @@ class JobRecord:
         records, rows = self.records, self.rollouts.rows
         if last is not None:
             records, rows = ([each for each in given if each["step"] <= last] for given in (records, rows))
-        return Seen(self.spec, records, rows)
+        return Seen(self.spec, records, rows, self.summary)
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -51,7 +51,7 @@ class Publisher(Reporter):
         self.folder = folder
         self._pause = pause
         self._causes: dict[str, str] | None = None
-        """Causes so far, each with `NAME at step N: sentences`; None before the first step of this attempt."""
+        """Causes told so far, each with `NAME at step N: sentences`; None before the first step of this attempt."""
         self._job, self._display = job, display
         self._listeners: list[Listener] = [display]
         self._listeners_of = listeners_of
@@ -78,49 +78,55 @@ class Publisher(Reporter):
 
     def step(self, report: StepReport) -> None:
         """Write the record and the warnings of a finished step, and give the report to the listeners."""
-        report, warnings = self._look(report)
+        report, new = self._look(report)
         self.warn(*(f"step {report.record['step']:.0f}: {warning}" for warning in report.warnings))
         stage = self._job.spec.algorithm.name
         self.folder.record(report.record, total_steps=self._total_steps, stage=stage, ranks=report.ranks)
         with writing(self.folder.path):
             for listener in self._listeners:
                 listener.step(report)
-        if warnings:
-            self._react(warnings)
+        if new:
+            self._react(new)
 
-    def _look(self, report: StepReport) -> tuple[StepReport, Sequence[str]]:
-        """Return the report with warnings of new causes and a metric `cause/<cause>` for each; and the warnings.
+    def _look(self, report: StepReport) -> tuple[StepReport, Mapping[str, str]]:
+        """Return the report with warnings of new causes and a metric `cause/<cause>` for each; and their warnings.
 
-        Causes that the steps of earlier attempts show already are not new. `spec.watch.causes` may turn it off.
+        Causes of which earlier attempts have told are not new. `spec.watch.causes` may turn it off.
         """
         if self._job.spec.watch.causes == "Off":
-            return report, ()
-        step, new = int(report.record["step"]), dict[str, str]()
+            return report, {}
+        step = int(report.record["step"])
         if self._causes is None:
-            self._causes = self._causes_after(step - 1)
-        if step % LOOK_STEPS == 0:
-            now = self._causes_after(step, report)
-            new = {cause: text for cause, text in now.items() if cause not in self._causes}
-            self._causes |= new
+            self._causes = self._told(step - 1)
+            self.folder.note(causes=tuple(self._causes.values()))
+        found = self._causes_after(step, report) if step % LOOK_STEPS == 0 else {}
+        new = {cause: text.partition(": ")[2] for cause, text in found.items() if cause not in self._causes}
+        self._causes |= {cause: found[cause] for cause in new}
         record = {**report.record, **{f"cause/{cause}": 1.0 for cause in self._causes}}
-        warnings = [text.partition(": ")[2] for text in new.values()]
-        return replace(report, record=record, warnings=[*report.warnings, *warnings]), warnings
+        return replace(report, record=record, warnings=[*report.warnings, *new.values()]), new
+
+    def _told(self, last: int) -> dict[str, str]:
+        """Return the causes of which earlier attempts have told up to the step `last`, by the metrics of steps."""
+        steps = sorted(by_step(self.folder.path / METRICS).items(), reverse=True)
+        first = {name: at for at, record in steps if at <= last for name in record if name.startswith("cause/")}
+        names = [(name.removeprefix("cause/"), at) for name, at in sorted(first.items(), key=lambda each: each[1])]
+        return {name: self._causes_after(at).get(name, f"{name} at step {at}") for name, at in names}
 
     def _causes_after(self, step: int, *latest: StepReport) -> dict[str, str]:
         """Return all causes that the job shows after a step, by its folder's files and the report of that step."""
         path = self.folder.path
-        earlier = [each for number, each in sorted(by_step(path / METRICS).items()) if number < step]
-        records, rows = [*earlier, *(each.record for each in latest)], latest_rollouts(path / ROLLOUTS)
+        made = by_step(path / METRICS) | {int(each.record["step"]): each.record for each in latest}
+        records, rows = [made[at] for at in sorted(made) if at <= step], latest_rollouts(path / ROLLOUTS)
         found = causes_of(self._job.name, Seen(document_of(self._job)["spec"], records, rows))
         return {each.cause: f"{each.cause} at step {step}: {each.warning()}" for each in found}
 
-    def _react(self, sentences: Sequence[str]) -> None:
+    def _react(self, new: Mapping[str, str]) -> None:
         """Tell the status of new causes, and do what `spec.watch.causes` says; SpecError if it is Fail."""
         self.folder.note(causes=tuple((self._causes or {}).values()))
         reaction = self._job.spec.watch.causes
-        react(reaction, f"{self._job.name}: spec.watch.causes", sentences)
+        react(reaction, f"{self._job.name}: spec.watch.causes", [*new.values()])
         if reaction == "Pause":
-            self._pause(f"{self._job.name}: spec.watch.causes: {sentences[0]}")
+            self._pause(f"{self._job.name}: paused by spec.watch.causes ({', '.join(new)})")
 
     def write_held_out(self, rows: Sequence[Mapping[str, object]]) -> None:
         self.folder.write_held_out(rows)

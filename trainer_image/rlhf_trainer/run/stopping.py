@@ -49,7 +49,7 @@ class StopSignals:
         if self.requested:
             raise Stopped(self.requested, saved=saved)
         if self.pause:
-            raise Paused(f"{self.pause}; {saved}")
+            raise Paused(f"{self.pause}; {saved}; the same command goes on")
 
     @contextmanager
     def handled(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ class Change:
     kind: str
     """`jump` or `bend`."""
     start: float
-    """Level before a jump; for a bend the line's value at the first step."""
+    """Level before a jump; for a bend the line's value at the first step, within the range of the series."""
     middle: float
     """Level after a jump; for a bend the value at the bend."""
     end: float
@@ -47,12 +47,12 @@ def change_of(name: str, series: Series) -> Change | None:
         return None
     scale = max(float(np.var(series.values)), 1e-30) * 1e-6  # a perfect fit is no infinite evidence
     plain = _criterion(series, _line(series, series.steps), scale, 2)
-    found, steps = [], series.steps
+    found, steps, low, high = [], series.steps, series.values.min(), series.values.max()
     for place in range(2, len(series) - 1):
         since = steps >= steps[place]
         lines = {"jump": _line(series, since), "bend": _line(series, steps, since * (steps - steps[place]))}
         for kind, line in lines.items():
-            start, middle, end = (float(line[at]) for at in (0, place, -1))
+            start, middle, end = (float(np.clip(line[at], low, high)) for at in (0, place, -1))
             gain = plain - _criterion(series, line, scale, 4)
             found.append(Change(name, int(steps[place]), kind, start, middle, end, gain))
     best = max(found, key=lambda each: each.evidence)

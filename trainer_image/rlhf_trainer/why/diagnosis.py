@@ -18,8 +18,8 @@ from rlhf_trainer.why.seen import Row, Seen
 MAX_ROWS = 20
 MARGIN = 0.25
 """Share of a healthy run's range by which a value may leave the range."""
-MAX_TEXT = 110
-"""Most characters that are shown of a response."""
+MAX_PROMPT, MAX_TEXT = 40, 110
+"""Most characters that are shown of a prompt and of a response."""
 
 
 class Cause(NamedTuple):
@@ -56,7 +56,7 @@ class Diagnosis:
     causes: Sequence[Cause] = ()
     """Likely causes, the likeliest first; empty: no cause was found."""
     rows: Sequence[Row] = ()
-    """Up to 20 responses that show the first cause or, without a cause, that moved the actor most."""
+    """Up to 20 responses that show the first cause; none without a cause, or if no response shows it."""
     notes: Sequence[str] = field(default=())
     """Sentences on evidence that the job lacks."""
 
@@ -86,7 +86,7 @@ def diagnose(name: str, seen: Seen) -> Diagnosis:
     change = change_of(seen.measure, seen.series(seen.measure))
     if change is None:
         change = change_of("reward/mean", seen.series("reward/mean"))
-    rows = next((found.rows for found in causes.values() if found.rows), None) or _weightiest(seen, change)
+    rows = next((shown.rows for shown in causes.values()), ())
     signals = next((cause.signals for cause in causes), SIGNALS)
     return Diagnosis(change, _first_signal(signals, seen, change), [*causes], rows[:MAX_ROWS], _notes(seen))
 
@@ -102,29 +102,25 @@ def _first_signal(names: Sequence[str], seen: Seen, change: Change | None) -> Ch
     return min(before, key=lambda moved: (moved.step, -moved.evidence), default=None)
 
 
-def _weightiest(seen: Seen, change: Change | None) -> list[Row]:
-    """Return the rows with the largest advantages in the ten steps up to the change, or in the latest ten steps."""
-    last = change.step if change else max((row["step"] for row in seen.rows), default=0)
-    near = [row for row in seen.rows if last - 10 < row["step"] <= last and "advantage" in row]
-    return sorted(near, key=lambda row: -abs(row["advantage"]))
-
-
 def _notes(seen: Seen) -> list[str]:
     notes = []
-    if not seen.rows:
+    if len(seen.series("response_length/mean")) and not seen.rows:
         notes.append("no responses were kept (rollout.keep), so causes that only they show are not looked for")
-    if not seen.is_judged_apart:
+    if len(seen.series("reward/mean")) and not seen.is_judged_apart:
         notes.append("nothing but the reward judges the job during training (evaluation.everySteps with a function)")
+    if (before := seen.summary.get(f"{seen.measure.removeprefix('evaluation/')}_before")) is not None:
+        notes.append(f"the evaluation before training is no step ({seen.measure} was {number(before)})")
     return notes
 
 
 def described(row: Row) -> str:
-    """Return a kept response in a line: step, row, numbers and the beginning of its text."""
+    """Return a kept response in a line: step, row, numbers, and the beginnings of prompt and response."""
     known = [name for name in ("reward", "advantage") if isinstance(row.get(name), int | float)]
     numbers = ", ".join(f"{name} {number(row[name])}" for name in known)
     tokens, ends = row.get("response_tokens", "?"), "" if row.get("finished", True) else ", cut off"
     place = f"step {row['step']}, row {row['row']}: {numbers}, {tokens} tokens{ends}"
-    return f"{place}: {shortened(' '.join(row['response'].split()), MAX_TEXT)}"
+    prompt, response = (" ".join(row[name].split()) for name in ("prompt", "response"))
+    return f"{place}: {shortened(prompt, MAX_PROMPT)} -> {shortened(response, MAX_TEXT)}"
 
 
 class Outside(NamedTuple):

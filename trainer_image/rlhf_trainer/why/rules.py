@@ -81,7 +81,8 @@ def reward_scale(seen: Seen) -> Shown | None:
         is_scaled = min(ratios) > 5 or 0 < max(ratios) < 0.2
         if is_scaled and 1 / 3 < ratios[0] / ratios[1] < 3 and 0.7 < longer < 1.4:
             numbers = {"before": median(spread.values[before]), "after": median(spread.values[after])}
-            return Shown({**numbers, "ratio": ratios[1], "step": int(mean.steps[place])})
+            rows = [row for row in seen.rows if row["step"] >= mean.steps[place]]
+            return Shown({**numbers, "ratio": ratios[1], "step": int(mean.steps[place])}, rows)
     return None
 
 
@@ -95,7 +96,7 @@ def constant_reward(seen: Seen) -> Shown | None:
     if not constant[:MIN_STEPS].all() or constant.mean() < 0.9 or held_out.last > 0.95:
         return None
     texts = {row["response"] for row in seen.rows}
-    return Shown({"reward": mean.last, "steps": int(constant.sum()), "texts": len(texts)})
+    return Shown({"reward": mean.last, "steps": int(constant.sum()), "texts": len(texts)}, seen.rows)
 
 
 def repeated_prompt(seen: Seen) -> Shown | None:
@@ -158,7 +159,8 @@ def fast_learning(seen: Seen) -> Shown | None:
             optimizer = (seen.section("models").get("actor") or {}).get("optimizer") or {}
             rate, step = float(optimizer.get("learningRate", 0.0)), int(rewards.steps[place])
             numbers = {"before": before, "after": after, "clipped": 100 * float(clipped.values[place])}
-            return Shown({**numbers, "step": step, "rate": rate, "lower": rate / 10})
+            rows = [row for row in seen.rows if row["step"] > step]
+            return Shown({**numbers, "step": step, "rate": rate, "lower": rate / 10}, rows)
     return None
 
 
@@ -204,7 +206,8 @@ def free_of_reference(seen: Seen) -> Shown | None:
     if not (kept - fell > 0.08 * abs(kept) and rewards.values[place] > rewards.values[peak]):
         return None
     first, last, step = rewards.values[peak], rewards.values[place], int(measured.steps[place])
-    return Shown({"measure": seen.measure, "step": step, "peak": kept, "fell": fell, "first": first, "last": last})
+    numbers = {"measure": seen.measure, "step": step, "peak": kept, "fell": fell, "first": first, "last": last}
+    return Shown(numbers, sorted(seen.rows, key=lambda row: -row["reward"]))
 
 
 RULES: Mapping[str, Rule] = {

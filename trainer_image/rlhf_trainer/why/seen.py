@@ -47,6 +47,8 @@ class Seen:
     """Lines of metrics.jsonl in the order of the steps."""
     rows: Sequence[Row] = field(default=())
     """Rows of rollouts.jsonl, of all steps or of the latest."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """The job's part of summary.json, as `reward_before`; empty while it runs."""
 
     def series(self, name: str) -> Series:
         """Return a metric over the steps that have a finite value of it."""
