@@ -9,7 +9,7 @@ from tests.cluster.plugin import told
 from tests.cluster.pods.test_a_pod_reads_shapes import CLAIM
 from tests.cluster.settings import ROOT
 
-JOB, STEPS, LOOK_STEPS = "constant", 8, 5
+JOB, STEPS, LOOK_STEPS = "constant", 12, 5
 MODEL = ROOT / "examples" / "rlhf_examples" / "arithmetic" / "model"
 
 
