@@ -24,27 +24,32 @@ WEIGHT, STATES = 4, 16
 def choose_slots(jobs: Sequence[tuple[Job, Shapes]], cores: int, memory: float) -> tuple[int, dict[int, float]]:
     """Return (number of slots, predicted seconds of all jobs, one after the other, by each possible number).
 
-    memory: bytes of the machine. A number is possible if it divides the cores and all batches. One slot is chosen if
+    memory: bytes of the machine. A number is possible if it divides the cores and all batches. The least is chosen if
     others save less than the error, and where jobs count epochs: their steps are not known before the data is read.
     """
-    seconds: dict[int, float] = {}
-    for slots in range(1, min(cores, MAX_SLOTS) + 1):
-        if slots == 1 or (cores % slots == 0 and all(_is_possible(*each, slots, memory) for each in jobs)):
+    seconds, least = dict[int, float](), max(least_slots(job) for job, _ in jobs)
+    for slots in range(least, max(min(cores, MAX_SLOTS), least) + 1):
+        if slots == least or (cores % slots == 0 and all(_is_possible(*each, slots, memory) for each in jobs)):
             steps = (
                 (job.spec.training.total_steps or 0, amounts_of(job, shapes, slots, cores)) for job, shapes in jobs
             )
             working = sum(count * COSTS[unit] * amount for count, step in steps for unit, amount in step.items())
-            seconds[slots] = working + (slots - 1) * COSTS["start_seconds"]
+            seconds[slots] = working + (slots - least) * COSTS["start_seconds"]
     best = min(seconds, key=lambda slots: seconds[slots])
-    return best if seconds[best] < (1 - ERROR) * seconds[1] else 1, seconds
+    return best if seconds[best] < (1 - ERROR) * seconds[least] else least, seconds
+
+
+def least_slots(job: Job) -> int:
+    """Return the fewest slots on which a job runs: two if it generates in a pool of its own."""
+    return 1 + ("rollout" in job.placed_roles())
 
 
 def amounts_of(job: Job, shapes: Shapes, slots: int, cores: int, responses: Sequence[float] = ()) -> dict[str, float]:
-    """Return the units of work of a step, one after the other, on slots that share a machine's cores."""
+    """Return the units of work of a step, one after the other, on slots (of all pools) that share a machine's cores."""
     load, found = workload_of(job, responses=responses), dict.fromkeys(UNITS, 0.0)
     prompt, response = load.prompt.mean, load.response
     for role, work in load.work.items():
-        model = shapes[role]
+        model = shapes["actor" if role == "rollout" else role]
         flops = 2 * (model.layers * model.active_layer_parameters + model.head_parameters) / cores
         bytes_, steps = WEIGHT * model.parameters, work.passes * response.longest
         found["decode_products"] += flops * work.generated * (prompt + response.mean)

@@ -8,8 +8,9 @@ import pytest
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
+from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run import placement
-from rlhf_trainer.run.placement import with_cpu_slots
+from rlhf_trainer.run.placement import place_job, with_cpu_slots
 from rlhf_trainer.run.resume import from_the_start
 from rlhf_trainer.run_folder.folder import JobFolder
 
@@ -47,14 +48,16 @@ def begun(output: Path, job: Job, count: int | None) -> JobFolder:
 def test_the_jobs_of_a_file_get_the_same_slots(tmp_path: Path) -> None:
     found, sentence = with_cpu_slots(jobs(*OPEN), tmp_path)
     assert slots(found) == [2, 2, 2]
-    told = r"2 CPU slots of 1 thread: all steps are predicted to take 1\.\d\d times as long on 1 CPU slot"
+    together = "the steps of all jobs together are predicted to take"
+    told = rf"2 CPU slots of 1 thread: {together} 1\.\d\d times as long on 1 CPU slot"
     assert re.fullmatch(told, sentence), sentence
 
 
 def test_few_steps_keep_one_slot_and_it_is_said(tmp_path: Path) -> None:
     found, sentence = with_cpu_slots(jobs(OPEN[0], "training.totalSteps=1"), tmp_path)
     assert slots(found) == [1, 1, 1]
-    told = r"1 CPU slot of 2 threads: all steps are predicted to take \d\.\d\d times as long on 2 CPU slots"
+    together = "the steps of all jobs together are predicted to take"
+    told = rf"1 CPU slot of 2 threads: {together} \d\.\d\d times as long on 2 CPU slots"
     assert re.fullmatch(told, sentence), sentence
     epochs = jobs(OPEN[0], "training.totalSteps=null", "training.totalEpochs=2")
     found, sentence = with_cpu_slots(epochs, tmp_path)
@@ -64,8 +67,6 @@ def test_few_steps_keep_one_slot_and_it_is_said(tmp_path: Path) -> None:
 def test_slots_that_are_given_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_cpu_slots(jobs(LONG), tmp_path) == (jobs(LONG), "")
     assert slots(with_cpu_slots(jobs(*OPEN, "helpful-rm:resources.slotsPerNode=4"), tmp_path)[0]) == [2, 4, 2]
-    ahead = with_cpu_slots(jobs(*OPEN, "helpful-ppo:rollout.maxStaleness=1"), tmp_path)[0]
-    assert slots(ahead)[-1] is None, "its rollout takes a pool of its own"
     pools = "helpful-sft:placement.pools=[{name: all, models: [actor], slotsPerNode: 1}]"
     by_hand = jobs(LONG, OPEN[0], "helpful-sft:placement.mode=Manual", pools)[:1]
     assert with_cpu_slots(by_hand, tmp_path) == (by_hand, "")
@@ -73,6 +74,24 @@ def test_slots_that_are_given_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     told = "1 CPU slot: OMP_NUM_THREADS=2 gives its threads; without that the slots are chosen"
     assert with_cpu_slots(jobs(*OPEN), tmp_path) == (jobs(*OPEN), told)
     assert with_cpu_slots(jobs(LONG), tmp_path)[1] == "", "the manifest says the slots"
+
+
+def test_a_job_that_works_ahead_gets_a_slot_for_each_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = jobs(OPEN[0], "training.totalSteps=1", "helpful-ppo:rollout.maxStaleness=1")
+    found, sentence = with_cpu_slots(ahead, tmp_path)
+    alone = "2 CPU slots of 1 thread: no other number divides cores and batches and has a slot for each pool"
+    assert (slots(found), sentence) == ([2] * 3, alone)
+    assert {pool.size for pool in place_job(found[-1], (0,), found, tmp_path).mapping.pools} == {1}
+    begun(tmp_path, jobs(*OPEN)[0], 1)
+    assert slots(with_cpu_slots(ahead, tmp_path)[0]) == [2] * 3, "one slot is not enough to go on with"
+    monkeypatch.setattr(placement, "cores", lambda: 1)
+    assert slots(with_cpu_slots(ahead, tmp_path)[0]) == [2] * 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    needs = (
+        "helpful-ppo: spec.rollout.maxStaleness is above 0, so the rollout needs a slot of its own beside the actor's"
+    )
+    with pytest.raises(EnvironmentProblem, match=f"^{needs}, but there is only 1 x cpu-slot; 2 x cpu-slot would do$"):
+        place_job(with_cpu_slots(ahead, tmp_path)[0][-1], (0,), ahead, tmp_path)
 
 
 def test_gpus_are_not_cpu_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

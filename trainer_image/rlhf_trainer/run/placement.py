@@ -12,7 +12,7 @@ from rlhf_api.names import slots_text
 from rlhf_api.problems import SpecError
 from rlhf_mapper.auto_map import predict
 from rlhf_mapper.config_file import made_from
-from rlhf_mapper.cpu_slots import ERROR, choose_slots
+from rlhf_mapper.cpu_slots import ERROR, choose_slots, least_slots
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_planning.job_plan import plan_job
@@ -88,15 +88,16 @@ def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) 
     """Return the jobs with their CPU slots, and a sentence on the choice; empty if nothing was chosen.
 
     All jobs with open slots get the same number, so that processes may stay from job to job: the number of a job of the
-    file that has begun in the run folder (not with `restart`), or else the mapper's. Nothing changes where
-    OMP_NUM_THREADS gives the threads of a slot, as the operator does, or where a model's shape is unknown.
+    file that has begun in the run folder (not with `restart`), if it is enough for all, or else the mapper's. Nothing
+    changes where OMP_NUM_THREADS gives a slot's threads, as the operator does, or where a model's shape is unknown.
     """
     opened = [job for job in jobs if _leaves_slots_open(job)]
     if opened and (own := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
         return list(jobs), f"1 CPU slot: OMP_NUM_THREADS={own} gives its threads; without that the slots are chosen"
     slots, why = 0, f"as the run in {output} began"
     with suppress(TrainerError, SpecError):  # a run reads these files again, and says what is wrong
-        begun = [each for job in opened if not restart and (each := _begun_slots(job, output))]
+        least = max(map(least_slots, opened), default=1)
+        begun = [each for job in opened if not restart and (each := _begun_slots(job, output) or 0) >= least]
         slots = begun[0] if begun else 0
         if opened and not begun:
             known = [(job, shapes_of(jobs, job, output)) for job in opened]
@@ -111,20 +112,21 @@ def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) 
 
 def _other_numbers(slots: int, seconds: Mapping[int, float]) -> str:
     """Return a clause on how long the steps take on other numbers of slots; seconds: predicted, by number."""
-    if not seconds[1]:
+    if not seconds[min(seconds)]:
         return "the number of steps is not known yet"
     ratios = [(slots_text(count, "CPU"), each / seconds[slots]) for count, each in seconds.items() if count != slots]
     words = ", ".join(f"{ratio:.2f} times as long on {number}" for number, ratio in ratios)
     close = f"; a gain of less than {ERROR:.0%} does not count" * (min(seconds.values()) < seconds[slots])
-    return f"all steps are predicted to take {words}{close}" if words else "no other number divides cores and batches"
+    if not words:
+        return "no other number divides cores and batches and has a slot for each pool"
+    return f"the steps of all jobs together are predicted to take {words}{close}"
 
 
 def _leaves_slots_open(job: Job) -> bool:
     """Whether a job runs on CPU slots of one node here, and neither their number nor its pools are in the manifest."""
     resources = job.spec.resources
     is_on_cpu = resources.device == "CPU" or (resources.device == "Auto" and not gpu_count())
-    is_open = resources.slots_per_node is None and resources.nodes == 1 and job.spec.placement.mode == "Auto"
-    return is_on_cpu and is_open and not job.generates_apart
+    return is_on_cpu and resources.slots_per_node is None and resources.nodes == 1 and job.spec.placement.mode == "Auto"
 
 
 def _begun_slots(job: Job, output: Path) -> int | None:
