@@ -40,9 +40,11 @@ def test_a_changed_row_is_found_in_its_file_step_and_rank(chain: tuple[Path, str
     lines = Path(rlhf_examples.__path__[0], "helpful", "train.jsonl").read_text().splitlines()
     row = int(permutation(len(lines), 0, 0, 0)[37])
     lines[row] = json.dumps({**json.loads(lines[row]), "chosen": " No."})
-    file = tmp_path / "train.jsonl"
+    file = tmp_path / "changed.jsonl"
     file.write_text("\n".join(lines) + "\n")
     done = again(chain, f"--job={SFT}", f"--set=data.train.uri={file.as_uri()}")
-    assert f"{SFT}: differs: spec.data.train: train.jsonl is not what it was" in done.stdout
+    (told,) = (line for line in done.stdout.splitlines() if "differs" in line)
+    assert told.startswith(f"{SFT}: differs: spec.data.train.uri is {file.as_uri()}, was package://"), told
+    assert told.endswith(f"; line {row + 1} is the first that differs"), told
     assert done.returncode == 2
-    assert re.search(r"inputs differ \(2\): step 2: .*first in actor.\w+ on rank all/[01]", done.stderr)
+    assert re.search(r"inputs differ \(1\): step 2: .*first in actor.\w+ on rank all/[01]", done.stderr)

@@ -178,14 +178,14 @@ def test_weights_of_a_rank_are_named(first: Path, run: Path) -> None:
     assert first_difference(first, run) == "", "only one of them has a checkpoint of step 2"
 
 
-def test_a_response_is_named_before_what_follows_from_it(first: Path, tmp_path: Path) -> None:
+def test_a_response_is_named_if_no_metric_differs(first: Path, tmp_path: Path) -> None:
     one, other = (shutil.copytree(first / "run", tmp_path / name) / "sft" for name in ("a", "b"))
-    row = {"step": 2, "row": 5, "prompt": "p", "response": "yes", "reward": 1.0}
+    row = {"step": 2, "row": 5, "prompt": "p", "reward": 1.0}
     for folder, response in zip((one, other), ("yes", "no"), strict=True):
         (folder / "rollouts.jsonl").write_text(json.dumps({**row, "response": response}) + "\n")
+    assert compare(one, other, [1, 2])[0] == "step 2: row 5 of rollouts.jsonl: response is 'no', was 'yes'"
     change(other / METRICS, **{"loss/sft": 1.25})
-    expected = "step 2: row 5 of rollouts.jsonl: response is 'no', was 'yes' (1 more values of this step differ)"
-    assert compare(one, other, [1, 2])[0] == expected
+    assert compare(one, other, [1, 2])[0] == "step 2: loss/sft is 1.25, was 1.0 (1 more values of this step differ)"
 
 
 def test_the_first_call_that_differs_is_the_cause() -> None:
@@ -231,9 +231,15 @@ def test_equal_steps_end_with_zero_and_leave_the_run_alone(run: Path, monkeypatc
 
 
 def _row(first: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:  # noqa: ARG001
-    rows = run.parent / "rows.jsonl"
+    rows = run.parent / "changed.jsonl"
     rows.write_text(ROWS.replace('"d"', '"e"'))
     return (f"--set=data.train.uri={rows.as_uri()}",)
+
+
+def _edited(first: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:  # noqa: ARG001
+    file = run / "sft" / RUN
+    file.write_text(file.read_text().replace(sha256(ROWS.encode()).hexdigest(), "0" * 64))
+    return ()
 
 
 def _moved(first: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:  # noqa: ARG001
@@ -262,8 +268,10 @@ def _layout(first: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[st
     return ()
 
 
+MOVED = "spec.data.train.uri is file://{tmp}/changed.jsonl, was file://{first}/rows.jsonl"
 DIFFERENT: dict[str, tuple[Callable[..., tuple[str, ...]], str]] = {
-    "a row": (_row, "sft: differs: spec.data.train: rows.jsonl is not what it was"),
+    "a row": (_row, f"sft: differs: {MOVED}; line 2 is the first that differs"),
+    "a file": (_edited, "sft: differs: spec.data.train: rows.jsonl is not what it was"),
     "a seed": (_seed, "sft: differs: spec.training.seed is 7, was 0"),
     "a version": (_version, "sft: differs: packages.torch is "),
     "a layout": (_layout, "sft: differs: the layout is 1 x cpu-slot: actor 1-1-1, was 2 x cpu-slot: actor 1-1-2"),
@@ -276,7 +284,8 @@ def test_what_differs_is_said_first_and_is_no_success(
     first: Path, run: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., tuple[str, ...]], sentence: str
 ) -> None:
     done = command(run, *make(first, run, monkeypatch))
-    assert any(line.startswith(sentence) for line in done.stdout.splitlines()), done.output
+    (told,) = (line for line in done.stdout.splitlines() if "differs: " in line)
+    assert told.startswith(sentence.format(first=first, tmp=run.parent)), done.output
     assert done.exit_code == 2
     assert done.stderr.startswith("error: sft: inputs differ (")
 

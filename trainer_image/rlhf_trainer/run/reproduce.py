@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.mapping import as_json
 from rlhf_planning.comparison import differences
 from rlhf_trainer.checkpoint import Checkpoint
+from rlhf_trainer.data.lines import are_rows, lines_of
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import ConfigError, DataError, NumericsError, Paused
 from rlhf_trainer.hub import HUB
@@ -161,13 +163,15 @@ def _sources(again: Job, run: Path) -> list[Source]:
 
 def _differing_inputs(original: Original, again: Job, entries: Sequence[Entry]) -> Iterator[str]:
     """Yield a sentence for each input that differs: fields, files (`entries`), versions, machine and layout."""
-    known = {entry["name"]: entry.get("sha256") for entry in original.document["read"]}
-    same = {each["name"] for each in entries if "sha256" in each and each["sha256"] == known.get(each["name"])}
-    fields = _changes(document_of(original.job), document_of(again))
-    for path, sentence in fields.items():  # a new place of the same files is no difference
-        if not path.startswith(NO_INPUTS) and path.removesuffix(".uri") not in same:
-            yield sentence
-    yield from (f"{name} is not what it was" for name in changed_files(original.document["read"], entries))
+    read, found = ({each["name"]: each for each in items} for items in (original.document["read"], entries))
+    hashed_files = [(name, each["sha256"]) for name, each in found.items() if name in read and "sha256" in each]
+    same = {name for name, digest in hashed_files if digest == read[name].get("sha256")}
+    for path, sentence in _changes(document_of(original.job), document_of(again)).items():
+        name = path.removesuffix(".uri")
+        now = found.pop(name, None)  # files that were named anew are one difference, and none if they are the same
+        if not path.startswith(NO_INPUTS) and name not in same:
+            yield sentence + (_first_line(read[name]["uri"], now["uri"]) if now and name in read else "")
+    yield from (f"{name} is not what it was" for name in changed_files(original.document["read"], found.values()))
     ran_on, unknown = attempt_of(original.document, original.steps[0]), "run.json does not say on what these steps ran"
     facts = _changes(ran_on, environment()) if ran_on else {"": unknown}
     yield from (sentence for name, sentence in facts.items() if name not in NO_FACTS)
@@ -176,6 +180,17 @@ def _differing_inputs(original: Original, again: Job, entries: Sequence[Entry]) 
         now = mapping_line(as_json(place_job(again, (gpu_count(),), [again], original.folder.path.parent).mapping))
         with reading(original.folder.path / MAPPING):
             yield from _changes({"the layout": mapping_line(placed)}, {"the layout": now}).values()
+
+
+def _first_line(before: str, after: str) -> str:
+    """Return which line of a data file differs first from another's, as the end of a sentence; empty if unknown."""
+    with suppress(DataError, OSError):
+        files = [local_path(uri) for uri in (before, after)]
+        if all(map(are_rows, files)):
+            rows = (((line.number, line.text) for line in lines_of(file)) for file in files)
+            differing = (other or one for one, other in zip_longest(*rows) if one != other)
+            return next((f"; line {number} is the first that differs" for number, _ in differing), "")
+    return ""
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:

@@ -28,8 +28,8 @@ def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[
     for step in steps:
         made = [each.get(step, {}) for each in metrics]
         pairs = {
-            "fields of responses": [rows_of(folder / ROLLOUTS, step) for folder in (before, after)],
             "metrics": [{name: each[name] for name in each if repeats(name)} for each in made],
+            "fields of responses": [rows_of(folder / ROLLOUTS, step) for folder in (before, after)],
             WEIGHTS: [each[step] if all(step in one for one in saved) else {} for each in saved],
         }
         differing = []
