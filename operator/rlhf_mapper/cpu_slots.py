@@ -30,10 +30,8 @@ def choose_slots(jobs: Sequence[tuple[Job, Shapes]], cores: int, memory: float) 
     seconds, least = dict[int, float](), max(least_slots(job) for job, _ in jobs)
     for slots in range(least, max(min(cores, MAX_SLOTS), least) + 1):
         if slots == least or (cores % slots == 0 and all(_is_possible(*each, slots, memory) for each in jobs)):
-            steps = (
-                (job.spec.training.total_steps or 0, amounts_of(job, shapes, slots, cores)) for job, shapes in jobs
-            )
-            working = sum(count * COSTS[unit] * amount for count, step in steps for unit, amount in step.items())
+            found = ((job.spec.training.total_steps or 0, amounts_of(job, own, slots, cores)) for job, own in jobs)
+            working = sum(count * COSTS[unit] * amount for count, step in found for unit, amount in step.items())
             seconds[slots] = working + (slots - least) * COSTS["start_seconds"]
     best = min(seconds, key=lambda slots: seconds[slots])
     return best if seconds[best] < (1 - ERROR) * seconds[least] else least, seconds

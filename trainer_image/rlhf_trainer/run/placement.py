@@ -117,9 +117,8 @@ def _other_numbers(slots: int, seconds: Mapping[int, float]) -> str:
     ratios = [(slots_text(count, "CPU"), each / seconds[slots]) for count, each in seconds.items() if count != slots]
     words = ", ".join(f"{ratio:.2f} times as long on {number}" for number, ratio in ratios)
     close = f"; a gain of less than {ERROR:.0%} does not count" * (min(seconds.values()) < seconds[slots])
-    if not words:
-        return "no other number divides cores and batches and has a slot for each pool"
-    return f"the steps of all jobs together are predicted to take {words}{close}"
+    alone = "no other number divides cores and batches and has a slot for each pool"
+    return f"the steps of all jobs together are predicted to take {words}{close}" if words else alone
 
 
 def _leaves_slots_open(job: Job) -> bool:

@@ -164,13 +164,12 @@ def _sources(again: Job, run: Path) -> list[Source]:
 def _differing_inputs(original: Original, again: Job, entries: Sequence[Entry]) -> Iterator[str]:
     """Yield a sentence for each input that differs: fields, files (`entries`), versions, machine and layout."""
     read, found = ({each["name"]: each for each in items} for items in (original.document["read"], entries))
-    hashed_files = [(name, each["sha256"]) for name, each in found.items() if name in read and "sha256" in each]
-    same = {name for name, digest in hashed_files if digest == read[name].get("sha256")}
+    unread = Entry(name="", kind="data", uri="")
     for path, sentence in _changes(document_of(original.job), document_of(again)).items():
         name = path.removesuffix(".uri")
-        now = found.pop(name, None)  # files that were named anew are one difference, and none if they are the same
-        if not path.startswith(NO_INPUTS) and name not in same:
-            yield sentence + (_first_line(read[name]["uri"], now["uri"]) if now and name in read else "")
+        was, now = read.get(name, unread), found.pop(name, unread)  # equal files in a new place are no difference
+        if not path.startswith(NO_INPUTS) and now.get("sha256", "") != was.get("sha256"):
+            yield sentence + _first_line(was["uri"], now["uri"])
     yield from (f"{name} is not what it was" for name in changed_files(original.document["read"], found.values()))
     ran_on, unknown = attempt_of(original.document, original.steps[0]), "run.json does not say on what these steps ran"
     facts = _changes(ran_on, environment()) if ran_on else {"": unknown}
