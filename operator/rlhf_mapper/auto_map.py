@@ -366,8 +366,7 @@ def _short_beside_states(task: MappingProblem, costs: PoolCosts, cluster: Cluste
     """Return why no mapping fits though the models' states do."""
     models = ", ".join(task.requests)
     if "rollout" in task.requests and cluster.gpus < 2:
-        needs = "spec.rollout.maxStaleness is above 0, so the rollout needs a slot of its own beside the actor's"
-        return f"{needs}, but there is only {_gpus_in_words(cluster)}"
+        return f"spec.rollout.maxStaleness takes another slot for the rollout, but there is {_gpus_in_words(cluster)}"
     for role, request in task.requests.items():
         groups = range(len(costs.groups))
         if not any(costs.strategies(role, frozenset((role,)), group, 1).fits.any() for group in groups):

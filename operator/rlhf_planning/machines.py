@@ -10,12 +10,12 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import read_text
 from rlhf_api.job import Job
-from rlhf_api.names import slots_text
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.quantities import amount
 from rlhf_mapper.hardware import CPU_SLOT, Cluster, FoundGpu, Gpu, NodeGroup, figures_of, require_gpu
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_mapper.mapping import Device, DeviceMapping
+from rlhf_mapper.place import place
 
 GpusHere = Callable[[], Sequence[FoundGpu]]
 
@@ -57,21 +57,8 @@ def device_of(job: Job, cluster: Cluster) -> Device:
 
 def local_cluster(job: Job, gpus_here: GpusHere) -> Cluster:
     """Return this machine's GPUs, or else CPU slots, as many as a job asks for. Raises SpecError, UnknownGpuError."""
-    resources, placement = job.spec.resources, job.spec.placement
-    gpus = gpus_here() if resources.device != "CPU" else ()
-    asked = resources.nodes * (resources.slots_per_node or max(1, len(gpus)))
-    nodes, slots = resources.nodes, resources.slots_per_node or 1
-    if placement.pools:
-        asked = sum(pool.nodes * pool.slots_per_node for pool in placement.pools)
-        nodes = max(pool.nodes for pool in placement.pools)
-        slots = sum(pool.slots_per_node for pool in placement.pools)
-    if not gpus:
-        return Cluster((NodeGroup(gpu=_cpu_slot(slots), count=nodes, gpus_per_node=slots),))
-    if asked > len(gpus):
-        message = f"asks for {slots_text(asked, 'GPU')}, but this machine has {len(gpus)}"
-        raise SpecError([Problem(f"{job.name}: spec.resources", message)])
-    here = NodeGroup(gpu=_known(gpus[0]), count=1, gpus_per_node=asked, host_memory=host_memory() / len(gpus))
-    return Cluster((here,))
+    gpus = 0 if job.spec.resources.device == "CPU" else len(gpus_here())
+    return slots_of(place(job, (gpus,)), gpus_here)
 
 
 def in_worker_pods(cluster: Cluster, job: Job) -> Cluster:
@@ -86,22 +73,17 @@ def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:
     """Return the slots of a placement as one group of equal nodes. UnknownGpuError also if this machine has no GPU."""
     nodes = max(len(pool.slots_per_machine) for pool in placed.pools)
     slots = -(-sum(pool.size for pool in placed.pools) // nodes)
-    if placed.device == "CPU":
-        return Cluster((NodeGroup(gpu=_cpu_slot(slots), count=nodes, gpus_per_node=slots),))
-    gpus = gpus_here()
-    if not gpus:
+    gpus = gpus_here() if placed.device == "GPU" else ()
+    if placed.device == "GPU" and not gpus:
         raise UnknownGpuError("the GPUs are not of this machine, so nobody knows their figures")
-    return Cluster((NodeGroup(gpu=_known(gpus[0]), count=nodes, gpus_per_node=slots),))
+    gpu = _known(gpus[0]) if gpus else replace(CPU_SLOT, memory=host_memory() / slots)
+    host = host_memory() / len(gpus) if gpus else None
+    return Cluster((NodeGroup(gpu=gpu, count=nodes, gpus_per_node=slots, host_memory=host),))
 
 
 def host_memory() -> int:
     """Return the bytes of this machine's host memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _cpu_slot(slots: int) -> Gpu:
-    """Return a CPU slot of a node like this machine; the slots share its memory."""
-    return replace(CPU_SLOT, memory=host_memory() / slots)
 
 
 def _known(found: FoundGpu) -> Gpu:

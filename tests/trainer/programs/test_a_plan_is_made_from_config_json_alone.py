@@ -592,7 +592,7 @@ def test_gpus_of_this_machine_are_found_in_the_table(name: str, memory: float, g
     assert [(group.gpu.name, group.gpus) for group in here.groups] == [(gpu, 4)]
     assert device_of(job, here) == "GPU"
     assert local_cluster(load(JOB, ["resources.slotsPerNode=2"])[0], gpus).gpus == 2
-    with pytest.raises(SpecError, match=r"ppo: spec\.resources: asks for 8 GPUs, but this machine has 4"):
+    with pytest.raises(SpecError, match=r"ppo: spec\.resources: asks for 8 GPUs, but the machines have 4"):
         local_cluster(load(JOB, ["resources.slotsPerNode=8"])[0], gpus)
 
 

@@ -15,13 +15,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig
+from typer.testing import CliRunner
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.merging import MergedModel, Merging
+from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import ConfigError, DataError, TrainerError
+from rlhf_trainer.run import chain
 from rlhf_trainer.run.deep_check import JobCheck
 from rlhf_trainer.run.preconditions import require_other_folders
 from rlhf_trainer.training.loading import load_tokenizer
@@ -187,10 +190,14 @@ def test_no_more_than_two_layers_of_all_models_are_held(tmp_path: Path) -> None:
 
 MISTAKES: dict[str, tuple[str, str]] = {
     "missing": ("models.1.uri", "there is no file or folder"),
+    "empty": ("models.1.uri", "empty: the folder has no config.json"),
     "adapter": ("models.1.uri", "holds an adapter; `rlhf export CHECKPOINT DIR --merge` makes a model of it"),
-    "wider": ("models.1.uri", "has another shape of model.embed_tokens.weight than the first model"),
+    "wider": (
+        "models.1.uri",
+        "has another shape of model.embed_tokens.weight than the first model: (512, 128), not (512, 64)",
+    ),
     "heads": ("models.1.uri", "has another num_attention_heads than the first model"),
-    "qwen": ("models.1.uri", "has another family than the first model"),
+    "qwen": ("models.1.uri", "has another family than the first model: qwen2, not llama"),
     "words": ("models.1.uri", "has another vocabulary than the first model"),
     "scorer": ("models.1.uri", "1 tensors are of no language model: score.weight"),
     "mixture": ("models.0.uri", "OT does not know the order of model.layers.0.mlp.experts.gate_up_proj; take another"),
@@ -214,6 +221,7 @@ def test_a_model_that_cannot_be_merged_is_one_sentence(tmp_path: Path) -> None:
     words = json.loads((tmp_path / "words" / "tokenizer.json").read_text())
     words["added_tokens"][0]["content"] = "<another>"
     (tmp_path / "words" / "tokenizer.json").write_text(json.dumps(words))
+    (tmp_path / "empty").mkdir()
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     for name, (field, sentence) in MISTAKES.items():
@@ -250,3 +258,18 @@ def test_a_model_in_the_folder_that_the_job_writes_is_refused(tmp_path: Path) ->
     job = job_of(f"file://{tmp_path}/both/model", f"file://{tmp_path}/other")
     with pytest.raises(SpecError, match=r"^both: spec.algorithm.models.0.uri: .* is in the folder that the job writes"):
         require_other_folders([job], tmp_path)
+
+
+def test_the_command_names_its_options_and_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("merge", "a", "b", "--output", str(tmp_path))
+    for given, sentence in {
+        ("--by=TIES",): "--base: is missing, TIES and DARE need it",
+        ("--by=OT", "--base=c"): "--base: is for TIES and DARE only",
+        ("--by=Mean",): '--by: is "Mean" (text), expected Linear, SLERP, TIES, DARE or OT',
+        ("--weights=1,-3",): "merge: spec.algorithm.models.1.weight: is -3.0, expected more than 0",
+    }.items():
+        done = CliRunner().invoke(app, [*words, *given])
+        assert (done.exit_code, done.stderr) == (2, f"error: {sentence}\n")
+    monkeypatch.setattr(chain, "run_file", lambda *_, **__: None)
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.stdout) == (0, f"model: {tmp_path}/merge/model\n")

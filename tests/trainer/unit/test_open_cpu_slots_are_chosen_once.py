@@ -87,10 +87,8 @@ def test_a_job_that_works_ahead_gets_a_slot_for_each_pool(tmp_path: Path, monkey
     monkeypatch.setattr(placement, "cores", lambda: 1)
     assert slots(with_cpu_slots(ahead, tmp_path)[0]) == [2] * 3
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    needs = (
-        "helpful-ppo: spec.rollout.maxStaleness is above 0, so the rollout needs a slot of its own beside the actor's"
-    )
-    with pytest.raises(EnvironmentProblem, match=f"^{needs}, but there is only 1 x cpu-slot; 2 x cpu-slot would do$"):
+    needs = "helpful-ppo: spec.rollout.maxStaleness takes another slot for the rollout, but there is 1 x cpu-slot"
+    with pytest.raises(EnvironmentProblem, match=f"^{needs}; 2 x cpu-slot would do$"):
         place_job(with_cpu_slots(ahead, tmp_path)[0][-1], (0,), ahead, tmp_path)
 
 

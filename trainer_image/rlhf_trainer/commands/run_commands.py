@@ -1,6 +1,7 @@
 """Commands `rlhf size`, `why`, `reproduce`, `tune`, `ui`, `serve` and `merge`; slow imports are inside."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -103,7 +104,7 @@ def merge(
     sets: OwnSets = None,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Make one language model of several, without training; --set adds settings, such as a density."""
+    """Make OUTPUT/merge/model of several language models, without training; --set adds settings, such as a density."""
     from rlhf_trainer.run.chain import run_file  # ray: a second
 
     try:
@@ -115,7 +116,12 @@ def merge(
     algorithm = {"name": "Merge", "method": by, "models": merged}
     spec = {"algorithm": algorithm | ({"base": uri_of(base)} if base else {})}
     text = yaml.safe_dump({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "merge"}, "spec": spec})
-    run_file(text, output=output, overrides=sets or ())
+    try:
+        run_file(text, output=output, overrides=sets or ())
+    except SpecError as error:
+        names = {"merge: spec.algorithm.base": "--base", "merge: spec.algorithm.method": "--by"}
+        raise SpecError(replace(each, path=names.get(each.path, each.path)) for each in error.problems) from None
+    typer.echo(f"model: {output / 'merge' / 'model'}")
 
 
 def size(

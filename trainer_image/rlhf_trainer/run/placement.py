@@ -97,9 +97,8 @@ def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) 
     slots, why = 0, f"as the run in {output} began"
     with suppress(TrainerError, SpecError):  # a run reads these files again, and says what is wrong
         least = max(map(least_slots, opened), default=1)
-        begun = [each for job in opened if not restart and (each := _begun_slots(job, output) or 0) >= least]
-        slots = begun[0] if begun else 0
-        if opened and not begun:
+        slots = next((each for job in opened if not restart and (each := _begun_slots(job, output)) >= least), 0)
+        if opened and not slots:
             known = [(job, shapes_of(jobs, job, output)) for job in opened]
             slots, seconds = choose_slots(known, cores(), host_memory())
             why = _other_numbers(slots, seconds)
@@ -128,12 +127,12 @@ def _leaves_slots_open(job: Job) -> bool:
     return is_on_cpu and resources.slots_per_node is None and resources.nodes == 1 and job.spec.placement.mode == "Auto"
 
 
-def _begun_slots(job: Job, output: Path) -> int | None:
-    """Return the slots of a job's earlier run, by its folder or newest checkpoint; None if there is no such run."""
+def _begun_slots(job: Job, output: Path) -> int:
+    """Return the slots of a job's earlier run, by its folder or newest checkpoint; 0 if there is no such run."""
     folder = JobFolder(output, job)
     newest = folder.newest_checkpoint()
     if not newest and not (folder.path / JOB_FILE).is_file():
-        return None
+        return 0
     with reading(newest.uri if newest else folder.path):
         document = kubectl_yaml.read(folder.saved(JOB_FILE, newest), "")[0]
         return int(document["spec"].get("resources", {}).get("slotsPerNode") or 1)

@@ -31,7 +31,7 @@ from transformers.core_model_loading import (
     WeightRenaming,
     rename_source_key,
 )
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from rlhf_trainer.chat import EndTokens, end_tokens
@@ -340,6 +340,8 @@ def _one_sentence(folder: str) -> Iterator[None]:
     except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
         if "trust_remote_code" in str(error):
             raise DataError(f"{folder}: brings Python code of its own, which runs only with trustRemoteCode") from error
+        if Path(folder).is_dir() and not Path(folder, CONFIG_NAME).is_file():
+            raise DataError(f"{folder}: the folder has no {CONFIG_NAME}") from error
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"{folder}: cannot be read as a model folder: {reason}") from error
 

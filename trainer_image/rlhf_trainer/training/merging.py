@@ -163,8 +163,9 @@ def require_alike(folders: Mapping[str, tuple[str, bool]], *, by_ot: bool) -> No
         except TrainerError as error:
             raise type(error)(f"{path}: {error}") from error
         known = known or own
-        if differing := [each for each in {**known, **own} if known.get(each) != own.get(each)]:
-            raise ConfigError(f"{path}: {folder} has another {differing[0]} than the first model")
+        if name := next((each for each in {**known, **own} if known.get(each) != own.get(each)), ""):
+            both = f": {own.get(name)}, not {known.get(name)}" * (name != "vocabulary")
+            raise ConfigError(f"{path}: {folder} has another {name} than the first model{both}")
 
 
 def _traits(folder: str, *, is_made: bool, by_ot: bool) -> dict[str, object]:
