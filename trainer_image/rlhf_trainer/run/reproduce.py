@@ -167,9 +167,9 @@ def _differing_inputs(original: Original, again: Job, entries: Sequence[Entry]) 
     unread = Entry(name="", kind="data", uri="")
     for path, sentence in _changes(document_of(original.job), document_of(again)).items():
         name = path.removesuffix(".uri")
-        was, now = read.get(name, unread), found.pop(name, unread)  # equal files in a new place are no difference
-        if not path.startswith(NO_INPUTS) and now.get("sha256", "") != was.get("sha256"):
-            yield sentence + _first_line(was["uri"], now["uri"])
+        was, new = read.get(name, unread), found.pop(name, unread)  # equal files in a new place are no difference
+        if not path.startswith(NO_INPUTS) and new.get("sha256", "") != was.get("sha256"):
+            yield sentence + _first_line(was["uri"], new["uri"])
     yield from (f"{name} is not what it was" for name in changed_files(original.document["read"], found.values()))
     ran_on, unknown = attempt_of(original.document, original.steps[0]), "run.json does not say on what these steps ran"
     facts = _changes(ran_on, environment()) if ran_on else {"": unknown}
