@@ -78,7 +78,7 @@ test: lint $(TEMPLATES)/installed ## Lint and all tests but the slow ones and th
 	$(BIN)/python -m tests.cluster.build helm
 	@prepared=$$(($$(date +%s) - $(BEGAN))); \
 	trap 'echo "make test: $$(($$(date +%s) - $(BEGAN))) s, $$prepared of them for installing, lint and building"' EXIT; \
-	RLHF_UNIT_TESTS="$(UNIT)" $(PYTEST) -n 4 --no-loadscope-reorder -m "not slow and not gpu" \
+	RLHF_UNIT_TESTS="$(UNIT)" $(PYTEST) -n 3 --no-loadscope-reorder -m "not slow and not gpu" \
 		--durations=10 --ignore=tests/cluster
 	@$(NOTE_SECONDS)
 

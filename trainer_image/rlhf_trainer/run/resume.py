@@ -15,6 +15,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.watch import react
 from rlhf_trainer.checkpoint import Checkpoint
+from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.inputs import begin_hashing, editable_inputs
 from rlhf_trainer.run.machine import environment
 from rlhf_trainer.run_folder.evidence import EMPTY, MAX_ENTRIES, RUN, Document, changed_files, parsed
@@ -107,8 +108,12 @@ def start_of(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mappin
     """Return a start from a checkpoint; `made`: identities of the jobs whose outputs the job reads. SpecError."""
     own, before = editable_inputs(job, output), EMPTY
     if checkpoint:
-        with reading(checkpoint.uri):
-            before = parsed(checkpoint.text(RUN))
+        try:
+            with reading(checkpoint.uri):
+                before = parsed(checkpoint.text(RUN))
+        except EnvironmentProblem as error:
+            if not isinstance(error.__cause__, FileNotFoundError):  # of an earlier version
+                raise
     sentence = "is not what it was at the checkpoint; the next steps use what it is now"
     changed = [f"{name} {sentence}" for name in changed_files(before["read"], own)]
     warnings = react(job.spec.watch.changed_code, f"{job.name}: spec.watch.changedCode", changed)

@@ -129,8 +129,8 @@ def sum_over_ranks(values: Sequence[float | Tensor], group: dist.ProcessGroup | 
 
     The sum has the same bits whichever rank has which value.
     """
-    own = torch.tensor([[float(value) for value in values]], dtype=torch.float64, device=device_here())
-    every = gather_rows(own, group)
+    own = torch.tensor([float(value) for value in values], dtype=torch.float64, device=device_here())
+    every = gather_rows(own, group).view(-1, len(own))
     found: list[float] = every.sort(dim=0).values.sum(dim=0).tolist()
     return found
 

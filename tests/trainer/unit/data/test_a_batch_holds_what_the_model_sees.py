@@ -21,6 +21,8 @@ from rlhf_trainer.data.loaders import (
     SafetyPairLoader,
 )
 from rlhf_trainer.errors import DataError
+from rlhf_trainer.types import Batch
+from rlhf_trainer.workers import data as data_worker
 from rlhf_trainer.workers.data import DataWorker
 from tests.api.cases import made
 from tests.trainer.unit.data.conftest import spec_of
@@ -337,11 +339,11 @@ def test_a_prompt_that_json_cannot_hold_is_named(
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
     source, spec = DataSource(uri=f"file://{tmp_path}/rows.parquet"), JobSpec.model_validate(made("Generate")["spec"])
     data = object.__new__(DataWorker)
-    data._job = SimpleNamespace(name="g", spec=spec)  # type: ignore[assignment]
+    data._job = SimpleNamespace(name="g", spec=spec, rows_per_step=1)  # type: ignore[assignment]
     data._pretrain = None
     data.train = PromptLoader(source, chat, path="spec.data.train", spec=spec)
-    monkeypatch.setattr(data, "_training_rows", lambda _: data.train.ordered(slice(0, 1)))
+    monkeypatch.setattr(data_worker, "_repeated", lambda *_: data.train.ordered(slice(0, 1)))
     with pytest.raises(
         DataError, match=r"^g: spec.data.train: in a prompt or its tools there is a value of type datetime"
     ):
-        data.load_batch(None)  # type: ignore[arg-type]
+        data.load_batch(Batch(step=1, start=0, size=1, fields={}))
