@@ -86,8 +86,8 @@ def operator(server: Cluster, account_in: str, folder: Path) -> Iterator[str]:
     config.write_text(server.expect("GET", maps)["data"]["config.yaml"])
     kubeconfig = server.kubeconfig(server.token(account_in, chart.RELEASE))
     port, probes_port = free_ports(2)
-    command = [sys.executable, "-m", "rlhf_operator", "--config", config, "--kubeconfig", kubeconfig, "--port", port]
-    command += ["--probes-port", probes_port]
+    program = Path(sys.executable).with_name("rlhf-operator")  # as in its image
+    command = [program, "--config", config, "--kubeconfig", kubeconfig, "--port", port, "--probes-port", probes_port]
     with log.open("wb") as sink:
         process = subprocess.Popen([str(word) for word in command], stdout=sink, stderr=sink)
     try:
