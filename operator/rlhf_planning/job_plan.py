@@ -92,7 +92,7 @@ def prices_of(cluster: Cluster) -> dict[str, float]:
 def notes_of(
     job: Job, mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapping[Role, Architecture]
 ) -> list[str]:
-    """Return sentences on what a plan assumes of nodes (host memory where it is used, bf16), does, and leaves out."""
+    """Return sentences about a plan: assumptions on nodes (host memory, bf16), consequences, and omissions."""
     notes, used = [], isinstance(mapping, DeviceMapping) and mapping.prediction and mapping.prediction.host_memory
     for group in cluster.groups if used and any(used.values()) else ():
         if group.host_memory is None:

@@ -18,7 +18,7 @@ NOT_COPIED = re.compile(f"{OWN_LABEL.pattern}|{TRACKING}")
 
 
 def fixed_part(name: str) -> dict[str, Any]:
-    """Return a part of a manifest by its name in fixed.yaml, as a copy that the caller may change."""
+    """Return a copy of a part of a manifest, by its name in fixed.yaml."""
     return deepcopy(_PARTS[name])
 
 

@@ -51,7 +51,7 @@ class Publisher(Reporter):
         self.folder = folder
         self._pause = pause
         self._causes: dict[str, str] | None = None
-        """Causes told so far, each with `NAME at step N: sentences`; None before the first step of this attempt."""
+        """Causes reported so far, each with `NAME at step N: sentences`; None before the first step of this attempt."""
         self._job, self._display = job, display
         self._listeners: list[Listener] = [display]
         self._listeners_of = listeners_of
@@ -106,7 +106,7 @@ class Publisher(Reporter):
         return replace(report, record=record, warnings=[*report.warnings, *new.values()]), new
 
     def _told(self, last: int) -> dict[str, str]:
-        """Return the causes of which earlier attempts have told up to the step `last`, by the metrics of steps."""
+        """Return the causes that earlier attempts have reported up to the step `last`, read from metrics.jsonl."""
         steps = sorted(by_step(self.folder.path / METRICS).items(), reverse=True)
         first = {name: at for at, record in steps if at <= last for name in record if name.startswith("cause/")}
         names = [(name.removeprefix("cause/"), at) for name, at in sorted(first.items(), key=lambda each: each[1])]

@@ -1,4 +1,4 @@
-"""Branches of rows that are trees of tokens (`PARENTS`): texts of their own; and prefixes that texts have in common."""
+"""Branches of rows that are trees of tokens (`PARENTS`), and the prefixes that texts have in common."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def open_store(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> TC
 
 
 def group_on_host() -> dist.ProcessGroup:
-    """Make a gloo group of all ranks, for collectives of host memory beside those of devices; a collective."""
+    """Make a gloo group of all ranks, for collectives on tensors in host memory. All ranks must call it."""
     return dist.new_group(timeout=_timeout, backend="gloo")  # type: ignore[no-any-return]
 
 
@@ -268,9 +268,9 @@ class ModelMesh:
         return forward, backward
 
     def _join_neighbours(self, group: dist.ProcessGroup, step: int) -> None:
-        """Send a number from stage to stage: NCCL blocks at the first message of two ranks until both have called it.
+        """Send a number from stage to stage, so that NCCL connects neighbours: it blocks each until both take part.
 
-        A rank that began to receive gradients ahead would else wait for a stage that waits for its hidden states.
+        Else a rank that receives gradients ahead would wait for a stage that waits for hidden states of this rank.
         """
         here, number = self.coordinate("pipeline"), torch.zeros(1, device=device_here())
         for stage, transfer in ((here - step, dist.recv), (here + step, dist.send)):

@@ -26,7 +26,7 @@ from rlhf_trainer.training.models import inner, kept_buffers
 from rlhf_trainer.training.saving import disk_errors, save_config_and_tokenizer
 
 STRAIGHT, TINY = 0.9995, 1e-7
-"""Cosine of two tensors from which SLERP takes the straight line; sum of sizes below which DARE does not rescale."""
+"""Cosine of two tensors above which SLERP interpolates linearly; sum below which DARE does not rescale."""
 COMPUTED_BY = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
     *("hidden_act", "activation_function", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),

@@ -56,7 +56,7 @@ class Diagnosis:
     causes: Sequence[Cause] = ()
     """Likely causes, the likeliest first; empty: no cause was found."""
     rows: Sequence[Row] = ()
-    """Up to 20 responses that show the first cause; none without a cause, or if no response shows it."""
+    """Up to 20 responses that show the first cause; empty without a cause, or if no response shows it."""
     notes: Sequence[str] = field(default=())
     """Sentences on evidence that the job lacks."""
 

@@ -40,7 +40,7 @@ from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.workers.base import WorkerSetting
 
 OFFERS = "offers"
-"""Key in the store of a group: how often the actor's ranks were about to send weights."""
+"""Key of a counter in the store of a group: how often the actor's ranks have offered weights."""
 LOOK_TOKENS = 8
 """Tokens of a response between two checks for new weights: a check is a round trip to the actor's machine."""
 LOOK_SECONDS = 0.005
@@ -230,7 +230,7 @@ class InterruptingReceiver:
     """
 
     def __init__(self, receiver: WeightReceiver, engine: GenerationEngine) -> None:
-        """Have the engine look for weights every `LOOK_TOKENS` tokens; a collective of the generating pool."""
+        """Have the engine look for weights every `LOOK_TOKENS` tokens. All ranks of the pool must call it."""
         self._receiver, self._engine, self._group = receiver, engine, group_on_host()
         self._calls = self._exchanges = 0
         tokens = itertools.count(1)
