@@ -80,6 +80,7 @@ class Simulated:
     strategies: dict[tuple[ModelRequest, NodesKey, int], Strategies] = field(default_factory=dict)
     tables: dict[tuple[frozenset[str], NodesKey], StageTable] = field(default_factory=dict)
     choices: dict[tuple[frozenset[str], NodesKey], list[StateChoice]] = field(default_factory=dict)
+    pinned: dict[tuple[ModelRequest, NodesKey, PoolOffload], Numbers] = field(default_factory=dict)
     mappings: dict[tuple[Cluster, Device, Objective], DeviceMapping | None] = field(default_factory=dict)
     fits: dict[Cluster, bool] = field(default_factory=dict)
 
@@ -219,7 +220,8 @@ class PoolCosts:
         usable = memory.usable(setting.software, q, gpus, generates=generates)
         room = np.searchsorted(ACTIVATION_SHARES, (usable - together) / q + 1e-9, side="right") - 1
         fits = together <= setting.software.state_share * q
-        pinned = self._pinned(roles, group, whole, offload) if offload != "None" else 0.0 * whole
+        offloaded = roles if offload != "None" else ()
+        pinned = sum((self._pinned(role, group, whole, offload) for role in offloaded), start=0.0 * whole)
         fits &= pinned <= memory.HOST_SHARE * setting.nodes.host
         room = np.where(fits, room, -1)
         seconds = np.zeros((4, len(gpus)))
@@ -242,23 +244,25 @@ class PoolCosts:
             seconds[1] += _batch_seconds(setting, gpus)
         return StateChoice(least, offload, room, cache, generator, pinned, np.where(room < 0, np.inf, seconds))
 
-    def _pinned(self, roles: Sequence[Role], group: int, gpus: Numbers, offload: PoolOffload) -> Numbers:
-        """Return the bytes of pinned host memory for one GPU's part of the states (and gradients) in host memory."""
-        software, total, is_thin = self.settings[group].software, 0.0 * gpus, self.settings[group].nodes.has_thin_link
-        moments = (software.optimizer_bytes / 2, software.optimizer_bytes / 2)
-        for role in roles:
-            request = self.requests[role]
-            if request.work.trained:
-                gradients = (software.gradient_bytes,) * (offload == "OptimizerInHost")
-                unsent = (layer.FLOAT,) * request.work.compresses(over_thin_link=is_thin)
-                share = request.work.trained_share
-                frozen = (software.frozen_bytes,) * (share < 1)
-                sizes = (*frozen, *(share * each for each in (software.weight_bytes, *moments, *unsent, *gradients)))
-            else:
-                sizes = (software.frozen_bytes,) * (offload == "All")
-            for size in sizes:
-                total = total + memory.pinned(request.model, size, gpus / request.replicas)
-        return total
+    def _pinned(self, role: Role, group: int, gpus: Numbers, offload: PoolOffload) -> Numbers:
+        """Return the bytes of pinned host memory for a GPU's part of a model's states that are in host memory."""
+        request, known = self.requests[role], self._simulated.pinned
+        key = (request, self._strategy_keys[group], offload)
+        if key not in known:
+            sizes = _bytes_in_host(request, self.settings[group], offload)
+            known[key] = memory.pinned(request.model, sizes, gpus / request.replicas)
+        return known[key]
+
+
+def _bytes_in_host(request: ModelRequest, setting: Setting, offload: PoolOffload) -> list[float]:
+    """Return the bytes of a parameter for each of a model's states (and gradients) in host memory."""
+    software, share = setting.software, request.work.trained_share
+    if not request.work.trained:
+        return [software.frozen_bytes] * (offload == "All")
+    unsent = [layer.FLOAT] * request.work.compresses(over_thin_link=setting.nodes.has_thin_link)
+    gradients = [software.gradient_bytes] * (offload == "OptimizerInHost")
+    trained = [software.weight_bytes, *[software.optimizer_bytes / 2] * 2, *unsent, *gradients]
+    return [software.frozen_bytes] * (share < 1) + [share * each for each in trained]
 
 
 def _batch_seconds(setting: Setting, gpus: Indices) -> Numbers:

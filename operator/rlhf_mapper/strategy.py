@@ -1,6 +1,6 @@
 """Algorithm 2 of HybridFlow: the parallel sizes of one model on every number of GPUs at once, by simulation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -141,14 +141,13 @@ class Strategies:
 
         So it is with the parts of experts (`_expert_sizes`).
         """
-        given, found = self.request.work.recomputes, None
-        for recomputes in (False, True) if given is None and self.request.work.trained else (bool(given),):
-            for expert in self._expert_sizes():
-                way = self._way(replace(self.layouts, e=expert), recomputes=recomputes)
-                old = found or way
-                faster = way.seconds < old.seconds
-                found = Way(*(np.where(faster, *pair) for pair in zip(way, old, strict=True)))
-        assert found
+        given = self.request.work.recomputes
+        choices = (False, True) if given is None and self.request.work.trained else (bool(given),)
+        ways = [way for expert in self._expert_sizes() for way in self._ways(replace(self.layouts, e=expert), choices)]
+        found = ways[0]
+        for way in ways[1:]:
+            faster = way.seconds < found.seconds
+            found = Way(*(np.where(faster, *pair) for pair in zip(way, found, strict=True)))
         return found
 
     def _expert_sizes(self) -> list[Numbers]:
@@ -165,17 +164,29 @@ class Strategies:
         near = np.maximum(self.setting.nodes.gpus_per_node // self.cuts[:, :1], 1)
         return [each.astype(float) for each in (np.ones_like(every), np.gcd(every, near), every)]
 
-    def _way(self, layouts: Layouts, *, recomputes: bool) -> Way:
-        """Return the costs of each cut with the fastest micro-batch that fits, and of equally fast ones the largest."""
+    def _ways(self, layouts: Layouts, choices: Sequence[bool]) -> Iterator[Way]:
+        """Yield the costs of each cut for each choice whether to recompute layers."""
+        work = self.request.work
+        read = self._seconds(training.inference_seconds, layouts, work, work.read_together, "scoring")
+        reading = self.reading(layouts) if work.read or not work.trained else []
+        for recomputes in choices:
+            yield self._way(layouts, read, reading, recomputes=recomputes)
+
+    def _way(self, layouts: Layouts, read: Numbers, reading: list[memory.Moment], *, recomputes: bool) -> Way:
+        """Return the costs of each cut with the fastest micro-batch that fits, and of equally fast ones the largest.
+
+        read: seconds of the forward passes by micro-batch; reading: their moments.
+        """
         work = replace(self.request.work, recomputes=recomputes)
         trained = self._seconds(training.training_seconds, layouts, work, work.trained_together, "update")
-        read = self._seconds(training.inference_seconds, layouts, work, work.read_together, "scoring")
         seconds = trained + read
         whole = np.searchsorted(self._sizes, np.ceil(self._of_a_rank))  # all rows of a rank, without accumulation
-        several = self._largest(layouts, self.updating(layouts, recomputes=recomputes, accumulates=True))
-        best = _at(_fastest_so_far(seconds), np.minimum(several, whole))
-        at_once = self._largest(layouts, self.updating(layouts, recomputes=recomputes, accumulates=False)) >= whole
-        is_faster = at_once & ((best < 0) | (_at(seconds, whole + 0 * best) <= _at(seconds, best)))
+        often, once = (
+            self._largest(layouts, [*self.updating(layouts, recomputes=recomputes, accumulates=accumulates), *reading])
+            for accumulates in (True, False)
+        )
+        best = _at(_fastest_so_far(seconds), np.minimum(often, whole))
+        is_faster = (once >= whole) & ((best < 0) | (_at(seconds, whole + 0 * best) <= _at(seconds, best)))
         best = np.where(is_faster, whole, best)
         fits = best >= 0
         return Way(
@@ -235,14 +246,13 @@ class Strategies:
         sizes = np.array(sorted({*range(1, ALL_SIZES_TO + 1), *more}))
         return sizes[sizes <= most]
 
-    def _largest(self, layouts: Layouts, updating: Sequence[memory.Moment]) -> Indices:
-        """Return the index into `_sizes` of the largest micro-batch that fits; -1: none fits.
+    def _largest(self, layouts: Layouts, moments: Sequence[memory.Moment]) -> Indices:
+        """Return the index into `_sizes` of the largest micro-batch that fits at all moments; -1: none fits.
 
         A micro-batch has at most the request's tokens on each rank, or one sequence.
 
         Axes of the result: [ACTIVATION_SHARES, C cuts, K pool sizes].
         """
-        moments = [*updating, *(self.reading(layouts) if self.request.work.read or not updating else ())]
         rooms = np.array(ACTIVATION_SHARES)[:, None, None] * self.setting.nodes.gpu.memory
         limit = np.maximum(self.request.micro_batch_tokens * layouts.c, self.setting.load.most_tokens)
         most = np.minimum(memory.most_tokens(moments, rooms) * layouts.c, limit) / self.setting.load.most_tokens

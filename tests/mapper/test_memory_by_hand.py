@@ -150,8 +150,8 @@ def test_small_pinned_memory_comes_in_powers_of_two() -> None:
     one = replace(SMALL, layers=1, kv_heads=3)
     sizes = [384 * 384, 384 * 384, 384 * 192, 384 * 192, *[384 * 1024] * 3, 1000 * 384, 1000 * 384]
     parts = [4 * size / 8 for size in sizes]
-    assert memory.pinned(one, 4, np.array(8.0)) == sum(1 << (int(part) - 1).bit_length() for part in parts)
-    assert memory.pinned(one, 4, np.array(0.25)) == 16 * sum(sizes), "each is more than 1 MiB"
+    assert memory.pinned(one, [4], np.array(8.0)) == sum(1 << (int(part) - 1).bit_length() for part in parts)
+    assert memory.pinned(one, [4], np.array(0.25)) == 16 * sum(sizes), "each is more than 1 MiB"
 
 
 def test_a_reshard_has_three_buckets() -> None:

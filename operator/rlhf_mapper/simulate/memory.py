@@ -88,14 +88,16 @@ def parts_of_gpu(
     return {part: size / (gpus if part in shared else replica + 0 * gpus) for part, size in states.items()}
 
 
-def pinned(model: Architecture, bytes_: float, gpus: Numbers) -> Numbers:
+def pinned(model: Architecture, sizes: Sequence[float], gpus: Numbers) -> Numbers:
     """Return the bytes of pinned host memory that a GPU's part of a model's matrices takes when it is offloaded.
 
-    bytes_: bytes of each parameter. Torch takes pinned memory for each matrix, up to 1 MiB in powers of two.
+    sizes: bytes of a parameter for each state. Torch takes pinned memory for each matrix, up to 1 MiB in powers of two.
     """
-    parts = [(count, np.maximum(size * bytes_ / gpus, 1.0)) for count, size in model.matrices]
-    blocks = [(count, np.where(part > MAX_ROUNDED, part, 2.0 ** np.ceil(np.log2(part)))) for count, part in parts]
-    return sum((count * block for count, block in blocks), start=0.0 * gpus)
+    counts, matrices = np.array(model.matrices, dtype=float).T
+    parts = np.maximum(np.multiply.outer(sizes, matrices)[:, :, None] / gpus, 1.0)
+    blocks = np.where(parts > MAX_ROUNDED, parts, 2.0 ** np.ceil(np.log2(parts)))
+    found: Numbers = (blocks * counts[:, None]).sum(axis=(0, 1))
+    return found
 
 
 def fullest(moments: Sequence[Moment], tokens: Numbers | float) -> Numbers:
