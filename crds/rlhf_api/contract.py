@@ -100,7 +100,6 @@ class Spec(BaseModel):
         allow_inf_nan=False,
         alias_generator=to_camel,
         populate_by_name=True,
-        use_attribute_docstrings=True,
     )
 
     @model_validator(mode="before")

@@ -6,15 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import yaml
-from yaml.constructor import ConstructorError
+from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.nodes import MappingNode, Node, ScalarNode
 
 from rlhf_api.problems import Problem, SpecError
 
 try:
     from yaml import CSafeDumper as SafeDumper
-except ImportError:  # PyYAML was built without libyaml: the same text, four times as slowly
+    from yaml import CSafeLoader as FastLoader
+except ImportError:  # PyYAML was built without libyaml: the same texts and values, four times as slowly
     from yaml import SafeDumper  # type: ignore[assignment]
+    from yaml import SafeLoader as FastLoader  # type: ignore[assignment]
 
 MAX_VALUES = 100_000
 """Largest number of values in a document; a few lines of nested aliases could stand for any number of values."""
@@ -32,8 +34,8 @@ SCALARS = {
 """Type of YAML -> pattern of its unquoted scalars, and their first characters; the first type that fits is taken."""
 
 
-class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+class _Values(SafeConstructor):
+    """Constructor of values."""
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         try:
@@ -41,6 +43,10 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, TypeError, AttributeError):  # a number of too many digits, a tag on what it does not fit
             kind = node.tag.removeprefix(TAG)
             raise ConstructorError(None, None, f"this cannot be read as {kind}", node.start_mark) from None
+
+
+class _Loader(_Values, yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
 
 class _Dumper(SafeDumper):
@@ -86,10 +92,20 @@ for _name in ("timestamp", "binary", "omap", "pairs", "set"):  # JSON has none o
     del _Loader.yaml_constructors[TAG + _name]
 
 
-def read(text: str, source: str) -> list[Any]:
-    """Return the YAML documents in a text, empty ones as None. Raises SpecError with `source` and the line."""
+class _FastLoader(_Values, FastLoader):
+    """Reader by libyaml: five times as fast, but a text that is nested too deeply ends the process."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+    yaml_constructors = _Loader.yaml_constructors
+
+
+def read(text: str, source: str, *, is_own: bool = False) -> list[Any]:
+    """Return the YAML documents in a text, empty ones as None. Raises SpecError with `source` and the line.
+
+    is_own: whether the text is one of our packages', which libyaml may read.
+    """
     try:
-        documents = list(yaml.load_all(text, _Loader))
+        documents = list(yaml.load_all(text, _FastLoader if is_own else _Loader))
         for number, document in enumerate(documents, start=1):
             if _values(document, {}) > MAX_VALUES:
                 sentence = f"its aliases stand for more than {MAX_VALUES:,} values"
@@ -105,9 +121,9 @@ def read(text: str, source: str) -> list[Any]:
         raise SpecError([Problem(f"{source}line {line}", "cannot be read: a character is not printable")]) from None
 
 
-def read_one(text: str, source: str) -> Any:
+def read_one(text: str, source: str, *, is_own: bool = False) -> Any:
     """Return the only YAML document in a text, None for an empty text. Raises SpecError as `read`, or for several."""
-    documents = read(text, source)
+    documents = read(text, source, is_own=is_own)
     if len(documents) > 1:
         raise SpecError([Problem(source.removesuffix(": "), f"holds {len(documents)} YAML documents, expected one")])
     return documents[0] if documents else None
