@@ -9,26 +9,35 @@ import pytest
 
 
 def each_case(
-    names: str | Sequence[str], cases: Iterable[Any], ids: Iterable[object] | Callable[[Any], object] | None = None
+    names: str | Sequence[str],
+    cases: Iterable[Any] | Callable[[], Iterable[Any]],
+    ids: Iterable[object] | Callable[[Any], object] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """As `pytest.mark.parametrize`, in one test, which runs all cases and fails with the names of those that fail.
 
-    For quick cases without marks. They share the fixtures of the test.
+    For quick cases without marks. They share the fixtures of the test. A function is asked for the cases in the test.
     """
     keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-    cases = list(cases)
-    assert not any(isinstance(case, type(pytest.param())) for case in cases), "a case has no marks"
-    rows = [case if len(keys) > 1 else (case,) for case in cases]
-    if callable(ids):
-        titles = ["-".join(str(ids(value)) for value in row) for row in rows]
-    else:
-        titles = list(map(str, ids)) if ids is not None else [", ".join(map(repr, row)) for row in rows]
+    given = cases if callable(cases) else list(cases)
+
+    def rows_of() -> dict[str, Any]:
+        """Each case as a list of values, by its name with its number."""
+        found = list(given() if callable(given) else given)
+        assert found, f"no cases of {keys}"
+        assert not any(isinstance(case, type(pytest.param())) for case in found), "a case has no marks"
+        rows = [case if len(keys) > 1 else (case,) for case in found]
+        if callable(ids):
+            titles = ["-".join(str(ids(value)) for value in row) for row in rows]
+        else:
+            titles = list(map(str, ids)) if ids is not None else [", ".join(map(repr, row)) for row in rows]
+        return {f"{number} {title}": row for number, (title, row) in enumerate(zip(titles, rows, strict=True))}
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def over_all(**fixtures: Any) -> None:
             errors: list[BaseException] = []
-            for title, row in zip(titles, rows, strict=True):
+            rows = rows_of()
+            for title, row in rows.items():
                 try:
                     test(**fixtures, **dict(zip(keys, row, strict=True)))
                 except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 it is raised with the others
@@ -43,5 +52,4 @@ def each_case(
         over_all.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
         return over_all
 
-    assert rows, f"no cases of {keys}"
     return decorate

@@ -24,9 +24,19 @@ def spec(document: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-OLD = dict(last_release.fields(spec(last_release.definition()), "spec"))
-NEW = dict(last_release.fields(spec(definition()), "spec"))
 LEFT = {field["path"]: field for field in last_release.LEFT_FIELDS}
+
+
+@pytest.fixture(scope="module")
+def old() -> dict[str, dict[str, Any]]:
+    """The fields of the last release's spec."""
+    return dict(last_release.fields(spec(last_release.definition()), "spec"))
+
+
+@pytest.fixture(scope="module")
+def new() -> dict[str, dict[str, Any]]:
+    """The fields of this spec."""
+    return dict(last_release.fields(spec(definition()), "spec"))
 
 
 def version(chart: str) -> tuple[int, ...]:
@@ -57,8 +67,8 @@ def test_values_of_an_earlier_release_are_enough(helm: Helm, tmp_path: Path, val
     assert [each for each in yaml.safe_load_all(text) if each] == helm.template()
 
 
-def test_a_field_that_is_gone_is_told_in_the_readme() -> None:
-    gone = {path for path in OLD if path not in NEW and path.rpartition(".")[0].removesuffix("[]") in (*NEW, "spec")}
+def test_a_field_that_is_gone_is_told_in_the_readme(old: dict[str, Any], new: dict[str, Any]) -> None:
+    gone = {path for path in old if path not in new and path.rpartition(".")[0].removesuffix("[]") in (*new, "spec")}
     assert gone == LEFT.keys()
     readme = (CHART / "README.md").read_text()
     words = {word.rpartition(".")[2] for field in LEFT.values() for word in (field["path"], field["now"])}
@@ -66,13 +76,15 @@ def test_a_field_that_is_gone_is_told_in_the_readme() -> None:
     assert {path for path in LEFT if LEFT[path]["schema"].get("default") is not None} <= HAD_DEFAULTS <= LEFT.keys()
 
 
-def test_an_object_of_the_last_release_stays_valid() -> None:
-    for path in [path for path in OLD if path in NEW]:
-        old, new = OLD[path], NEW[path]
-        assert new["type"] == old["type"], path
-        assert set(new.get("required", ())) <= set(old.get("required", ())), path
-        assert "enum" not in new or "enum" not in old or set(old["enum"]) <= set(new["enum"]), path
-        assert new.get("pattern") in (old.get("pattern"), None), f"{path}: see whether each old value still matches"
+def test_an_object_of_the_last_release_stays_valid(old: dict[str, Any], new: dict[str, Any]) -> None:
+    for path in [path for path in old if path in new]:
+        before, now = old[path], new[path]
+        assert now["type"] == before["type"], path
+        assert set(now.get("required", ())) <= set(before.get("required", ())), path
+        assert "enum" not in now or "enum" not in before or set(before["enum"]) <= set(now["enum"]), path
+        assert now.get("pattern") in (before.get("pattern"), None), (
+            f"{path}: see whether each old value still matches"
+        )
         for bound, sign in NARROWER.items():
-            narrows = bound in new and ((new[bound] - old.get(bound, new[bound])) * sign > 0 or bound not in old)
+            narrows = bound in now and ((now[bound] - before.get(bound, now[bound])) * sign > 0 or bound not in before)
             assert not narrows, f"{path}: {bound}"

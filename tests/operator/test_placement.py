@@ -25,7 +25,7 @@ WORKER = "runtime.worker.template.spec"
 OBJECTIVES = ("throughput", "fewest-gpus=1000")
 
 
-@each_case("name", sorted(example_jobs()))
+@each_case("name", example_jobs)
 def test_every_example_is_mapped_onto_cpu_slots(name: str) -> None:
     job = example_jobs()[name]
     answer = place(job, nodes(1))
