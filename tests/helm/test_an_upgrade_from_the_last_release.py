@@ -82,9 +82,7 @@ def test_an_object_of_the_last_release_stays_valid(old: dict[str, Any], new: dic
         assert now["type"] == before["type"], path
         assert set(now.get("required", ())) <= set(before.get("required", ())), path
         assert "enum" not in now or "enum" not in before or set(before["enum"]) <= set(now["enum"]), path
-        assert now.get("pattern") in (before.get("pattern"), None), (
-            f"{path}: see whether each old value still matches"
-        )
+        assert now.get("pattern") in (before.get("pattern"), None), f"{path}: see whether each old value still matches"
         for bound, sign in NARROWER.items():
             narrows = bound in now and ((now[bound] - before.get(bound, now[bound])) * sign > 0 or bound not in before)
             assert not narrows, f"{path}: {bound}"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import AutoConfig, LlamaConfig
 
 from rlhf_api.spec.rollout import Rollout
 from rlhf_mapper.architecture import architecture_of
@@ -21,6 +21,7 @@ from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.generation.checksum import bit_sum
+from rlhf_trainer.generation.families import why_not_quantized
 from rlhf_trainer.tensor_slice import TensorSlice
 from tests.mapper.oracles.testbed import machines
 from tests.trainer.generation.conftest import RunRanks
@@ -30,6 +31,8 @@ from tests.trainer.generation.models import model_of, save_config, weights_of
 PROMPTS = [[5 + start, 5 + start + step] for start in range(0, 64, 4) for step in (1, 2, 3)]
 INT8 = Rollout(quantization="Int8")
 BOTH, CACHE = Rollout(quantization="Int8", kv_cache="FP8"), Rollout(kv_cache="FP8")
+REFUSED = why_not_quantized(BOTH, LlamaConfig(), on_cpu=True) or why_not_quantized(CACHE, LlamaConfig(), on_cpu=True)
+NEEDS_VNNI = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
 SCALES = 2 * 4
 """Bytes of a row's scale and of its zero point's correction, which oneDNN keeps though it is not read."""
 
@@ -78,6 +81,7 @@ def whole(weight: Tensor) -> TensorSlice:
     return TensorSlice.whole(tuple(weight.shape))
 
 
+@NEEDS_VNNI
 def test_live_layers_are_the_rounded_shards(tmp_path: Path, vllm_ranks: RunRanks) -> None:
     folder = save_config(tmp_path, "llama")
     for rank in vllm_ranks(2, layers_of, folder, [[0, 1]]):
@@ -87,6 +91,7 @@ def test_live_layers_are_the_rounded_shards(tmp_path: Path, vllm_ranks: RunRanks
         assert rank["wrong sums"] == [], "sums are those of the weights that came"
 
 
+@NEEDS_VNNI
 @pytest.mark.slow
 def test_stages_round_their_layers_as_one_rank_does(tmp_path: Path, vllm_ranks: RunRanks) -> None:
     folder = save_config(tmp_path, "llama")
@@ -139,6 +144,7 @@ def case(tmp_path_factory: pytest.TempPathFactory, vllm_ranks: RunRanks) -> Any:
     return folder, model, *(vllm_ranks(1, answers, folder, each, state)[0] for each in (Rollout(), INT8, BOTH, CACHE))
 
 
+@NEEDS_VNNI
 def test_rounded_weights_write_nearly_what_exact_ones_do(case: Any) -> None:
     _, model, exact, *others = case
     for other in others:
@@ -161,6 +167,7 @@ def kl(model: Any, sampled: list[tuple[list[int], list[float]]]) -> float:
     return float(torch.cat(found).mean())
 
 
+@NEEDS_VNNI
 def test_bytes_fall_as_the_mapper_says(case: Any) -> None:
     folder, _, exact, rounded_weights, rounded_cache, only_cache = case
     model, one = architecture_of(AutoConfig.from_pretrained(folder).to_dict()), Layouts(*(np.array(1.0) for _ in "ptd"))
@@ -187,6 +194,7 @@ def refusal_of_a_layer(folder: str) -> str:
     return str(refused.value)
 
 
+@NEEDS_VNNI
 def test_a_layer_that_stays_as_it_was_is_refused(tmp_path: Path, vllm_ranks: RunRanks) -> None:
     (said,) = vllm_ranks(1, refusal_of_a_layer, save_config(tmp_path, "llama"))
     assert said.startswith("spec.rollout.quantization: is Int8, but vLLM ")

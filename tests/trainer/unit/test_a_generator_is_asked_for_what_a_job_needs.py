@@ -60,7 +60,8 @@ def test_weights_are_quantised_by_channel(kind: str, type_: str) -> None:
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_a_cache_is_fp8_where_asked_and_takes_a_byte(on_gpu: bool) -> None:
+def test_a_cache_is_fp8_where_asked_and_takes_a_byte(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     plain, small = arguments(on_gpu=on_gpu), arguments(on_gpu=on_gpu, kv_cache="FP8")
     assert ("kv_cache_dtype" in plain, small["kv_cache_dtype"]) == (False, "fp8")
     if not on_gpu:
@@ -72,3 +73,13 @@ def test_what_cannot_be_quantised_is_refused() -> None:
         arguments(on_gpu=False, quantization="FP8")
     with pytest.raises(ConfigError, match=r"spec\.rollout\.quantization: is Int8, but the weights of experts are not"):
         arguments(on_gpu=True, quantization="Int8", config=Qwen3MoeConfig())
+
+
+def test_8_bits_are_refused_on_a_cpu_that_computes_them_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacks = {"architecture": "x86_64", "avx512_vnni": False, "avx_vnni": False, "avx512_f": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: lacks)
+    with pytest.raises(ConfigError, match=r"spec\.rollout\.quantization: is Int8, but this CPU has no VNNI"):
+        arguments(on_gpu=False, quantization="Int8")
+    with pytest.raises(ConfigError, match=r"spec\.rollout\.kvCache: is FP8, for which vLLM needs AVX-512 on CPU"):
+        arguments(on_gpu=False, kv_cache="FP8")
+    assert arguments(on_gpu=True, quantization="Int8", kv_cache="FP8")

@@ -48,12 +48,22 @@ def why_not_generated(
 
 
 def why_not_quantized(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool) -> str:
-    """Reason why a generator of a config cannot have `rollout.quantization`; empty if it can, or if it is unset."""
-    kind = rollout.quantization
+    """Field of `rollout` and why a generator of a config cannot have its type; empty if it can, or if none is set.
+
+    on_cpu: whether it computes on this CPU. Without VNNI, sums of 8-bit products overflow there and stay wrong.
+    """
+    import torch
+
+    kind, cpu = rollout.quantization, torch.cpu.get_capabilities() if on_cpu else {}
+    is_x86 = cpu.get("architecture") == "x86_64"
     if kind == "FP8" and on_cpu:
-        return "is FP8, for which vLLM has no kernel on CPU; use Int8"
+        return "quantization: is FP8, for which vLLM has no kernel on CPU; use Int8"
     if kind and experts_in(config.to_dict()):
-        return f"is {kind}, but the weights of experts are not quantised here"
+        return f"quantization: is {kind}, but the weights of experts are not quantised here"
+    if kind and is_x86 and not (cpu["avx512_vnni"] or cpu["avx_vnni"]):
+        return f"quantization: is {kind}, but this CPU has no VNNI, without which vLLM's products are wrong"
+    if rollout.kv_cache and is_x86 and not cpu["avx512_f"]:
+        return f"kvCache: is {rollout.kv_cache}, for which vLLM needs AVX-512 on CPU, and this CPU has none"
     return ""
 
 

@@ -84,7 +84,7 @@ def engine_arguments(
     """
     returns_experts = rollout.routing == "Replay"
     if reason := why_not_quantized(rollout, config, on_cpu=not on_gpu):
-        raise ConfigError(f"spec.rollout.quantization: {reason}")
+        raise ConfigError(f"spec.rollout.{reason}")
     if returns_experts and len(stage_layers) > 1:
         raise ConfigError("spec.rollout.routing: is Replay, but a pipeline stage of a generator knows its experts only")
     if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens

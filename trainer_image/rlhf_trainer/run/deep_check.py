@@ -165,7 +165,7 @@ class JobCheck:
                 if reason := why_not_generated(setting.config(), **places, trust_remote_code=remote):
                     raise ConfigError(reason)
                 if reason := why_not_quantized(self._job.spec.rollout, setting.config(), on_cpu=self._on_cpu):
-                    raise ConfigError(f"spec.rollout.quantization: {reason}")
+                    raise ConfigError(f"spec.rollout.{reason}")
                 setting.must_replay_routing()
             if is_made:  # the job that makes the model tries the rest
                 setting.adapt(try_config(setting.folder, scores=scores, trust_remote_code=remote, revision=revision))
