@@ -14,10 +14,20 @@ UNIT_TESTS = "RLHF_UNIT_TESTS"
 MOST_ROWS = 25
 """Of the table of folders and of the table of files."""
 TRAINER = PurePosixPath("tests/trainer")
+OF_RANKS = (
+    "rewards/test_a_reward_model_may_have_another_tokenizer.py",
+    "rewards/test_rewards_of_every_form_are_scored_by_workers.py",
+    "rewards/test_rollouts_are_kept.py",
+    "environments/test_what_an_environment_says_is_not_learned.py",
+    "programs/test_a_stand_in_ends_as_nccl_does.py",
+    "unit/test_strangers_do_not_reach_torchs_store.py",
+)
+"""Tests of other folders that run on ranks."""
 WORLDS = {
     "engines": [TRAINER / folder for folder in ("generation", "environments", "agents")],
     "ranks": [
         *(TRAINER / each for each in ("training", "hybrid_engine", "checkpoint")),
+        *(TRAINER / file for file in OF_RANKS),
         PurePosixPath("tests/foreign/models"),
     ],
     "Ray": [TRAINER / "chain", TRAINER / "controller"],
@@ -104,8 +114,8 @@ def pytest_collection_finish() -> None:
 
 
 def group_of(file: PurePosixPath) -> str:
-    """The world of a file of tests; a file that shares none is a group of its own."""
-    for world, places in WORLDS.items():
-        if any(file.is_relative_to(place) for place in places):
-            return world
-    return str(file)
+    """The world of a file of tests, by its own path or its nearest folder; else it is a group of its own."""
+    found = [
+        (len(place.parts), world) for world, places in WORLDS.items() for place in places if file.is_relative_to(place)
+    ]
+    return max(found)[1] if found else str(file)

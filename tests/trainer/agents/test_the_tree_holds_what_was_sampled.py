@@ -19,7 +19,7 @@ from tests.trainer.agents.stage import TEMPLATE, branch_of
 from tests.trainer.tiny import EXAMPLE_MODEL
 
 END, TURN = 2, 3
-CONVERSATIONS, ENCODED = 10_000, 60
+CONVERSATIONS, ENCODED = 3_000, 60
 """Random conversations with an encoder of the test, and with a real tokenizer and its template."""
 
 

@@ -193,6 +193,7 @@ def die_while_joining(marks: Path) -> None:
     setattr(hybrid_engine, "join_group", joined)  # noqa: B010
 
 
+@pytest.mark.slow
 def test_a_group_that_a_new_rank_never_joins_is_given_up(
     folders: Mapping[Role, str], undisturbed: Outcome, tmp_path: Path
 ) -> None:

@@ -32,8 +32,8 @@ from tests.trainer.tiny import save_tiny
 
 BY_PLACEMENT = (*SHARED, "bytes/", "sync_bytes/")
 """Measurements of where and when, not of what."""
-ALWAYS = {"PPO": ("together",), "SafeRLHF": ("apart",)}
-"""Partitions of each algorithm in every test run: all models in one pool, and each, those of PPO too, in its own."""
+ALWAYS = {"PPO": ("together",), "SafeRLHF": ()}
+"""Partitions of each algorithm in `make test`; another test there has each model of PPO in a pool of its own."""
 SHORT = {"totalSteps": 5, "promptBatchSize": 8, "callDeadlineSeconds": 60}
 Runs = Callable[..., Outcome]
 

@@ -151,7 +151,7 @@ def save_sharded(folder: Path, *, tied: bool, classifier: bool = False, mixture:
         pytest.param("language model", False, False, True, LAYOUTS, id="untied, frozen", marks=pytest.mark.slow),
         pytest.param("language model", True, False, False, OF_EXPERTS, id="mixture"),
         pytest.param("scorer", True, False, False, LAYOUTS, id="critic from a language model", marks=pytest.mark.slow),
-        pytest.param("scorer", False, True, True, LAYOUTS, id="frozen reward"),
+        pytest.param("scorer", False, True, True, LAYOUTS, id="frozen reward", marks=pytest.mark.slow),
     ],
 )
 def test_no_rank_reads_or_holds_more_than_its_shards(

@@ -83,7 +83,7 @@ Saved = tuple[str, str, ParallelSizes, list[tuple[Tensors, Tensors, torch.Tensor
 TWO, CUT = ParallelSizes(data=2), ParallelSizes(data=1, pipeline=2, tensor=2)
 
 
-@pytest.fixture(scope="module", params=[TWO, CUT], ids=["1-1-2", "2-2-1"])
+@pytest.fixture(scope="module", params=[pytest.param(TWO, marks=pytest.mark.slow), CUT], ids=["1-1-2", "2-2-1"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     root, layout = tmp_path_factory.mktemp("state"), request.param
     model = save_tiny(root / "model", seed=3, config=divisible_config())

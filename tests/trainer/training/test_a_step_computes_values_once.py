@@ -134,8 +134,8 @@ def learned(
     [
         pytest.param(ParallelSizes(data=1), id="1"),
         pytest.param(ParallelSizes(data=2), id="2", marks=pytest.mark.slow),
-        pytest.param(ParallelSizes(data=1, pipeline=2), id="2 stages", marks=pytest.mark.slow),
-        pytest.param(ParallelSizes(data=1, pipeline=2, tensor=2), id="2 stages on 2"),
+        pytest.param(ParallelSizes(data=1, pipeline=2), id="2 stages"),
+        pytest.param(ParallelSizes(data=1, pipeline=2, tensor=2), id="2 stages on 2", marks=pytest.mark.slow),
         pytest.param(
             ParallelSizes(data=2, pipeline=2, tensor=2), id="2 stages of 2 shards on 2", marks=pytest.mark.slow
         ),

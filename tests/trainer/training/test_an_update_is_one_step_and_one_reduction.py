@@ -127,7 +127,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow if "two s" in kind else ()) for kind in UNITS]
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "two ranks")) for kind in UNITS]
 )
 def test_gradients_are_reduced_after_the_last_micro_batch(kind: str, model: str) -> None:
     layout, units = UNITS[kind]
@@ -142,7 +142,7 @@ def test_gradients_are_reduced_after_the_last_micro_batch(kind: str, model: str)
 
 
 @pytest.mark.parametrize(
-    "kind", [*list(UNITS)[:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(UNITS)[2:])]
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "two ranks")) for kind in UNITS]
 )
 def test_a_small_stage_is_gathered_once_a_micro_batch(kind: str, model: str) -> None:
     layout, units = UNITS[kind]

@@ -300,7 +300,10 @@ CUTS: dict[str, tuple[str, ParallelSizes, dict[str, Any]]] = {
 }
 
 
-@each_case("cut", CUTS)
+FAST = ("small micro-batches on two ranks", "rows on two ranks", "a stage of dense layers")
+
+
+@pytest.mark.parametrize("cut", [pytest.param(cut, marks=[pytest.mark.slow] * (cut not in FAST)) for cut in CUTS])
 def test_ranks_micro_batches_and_padding_change_nothing(cut: str, mixtures: dict[str, str]) -> None:
     family, layout, options = CUTS[cut]
     plain = partial(update, **{name: value for name, value in options.items() if name == "lora"})
