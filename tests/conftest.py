@@ -115,7 +115,6 @@ def pytest_collection_finish() -> None:
 
 def group_of(file: PurePosixPath) -> str:
     """The world of a file of tests, by its own path or its nearest folder; else it is a group of its own."""
-    found = [
-        (len(place.parts), world) for world, places in WORLDS.items() for place in places if file.is_relative_to(place)
-    ]
-    return max(found)[1] if found else str(file)
+    worlds = {place: world for world, places in WORLDS.items() for place in places}
+    found = [place for place in worlds if file.is_relative_to(place)]
+    return worlds[max(found, key=lambda place: len(place.parts))] if found else str(file)
