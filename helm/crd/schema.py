@@ -9,6 +9,7 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -60,14 +61,19 @@ class _Described(GenerateJsonSchema):
 
 def _strings_below_fields(model: type[BaseModel]) -> dict[str, str]:
     """Return the string below each field that a pydantic model or its bases define, by the field's name."""
-    found = {}
-    for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        assert isinstance(definition, ast.ClassDef)
-        for pair in pairwise(definition.body):
-            match pair:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    found[name] = inspect.cleandoc(words)
+    bases = reversed(model.__mro__[: model.__mro__.index(BaseModel)])
+    return {name: words for each in bases for name, words in _own_strings(each)}
+
+
+@cache
+def _own_strings(model: type[BaseModel]) -> list[tuple[str, str]]:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(definition, ast.ClassDef)
+    found = []
+    for pair in pairwise(definition.body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                found.append((name, inspect.cleandoc(words)))
     return found
 
 

@@ -22,14 +22,19 @@ from rlhf_trainer.algorithms.reinforce_pp import REINFORCEPP
 from rlhf_trainer.algorithms.rloo import RLOO
 from tests.api.cases import RIGHT, ROLES, SPECS, WRONG, made
 
-SCHEMA = structural_schema(JobSpec)
 ENV = cel.NewEnv(variables={"self": cel.Type.DYN})
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The structural schema of a spec."""
+    return structural_schema(JobSpec)
 
 
 @cache
 def compiled(number: int) -> tuple[str, cel.Expression]:
     """Where a rule stands in the schema, and its program."""
-    path, entry = in_cel(RULES[number], SCHEMA)
+    path, entry = in_cel(RULES[number], schema())
     return path.removeprefix("spec").removeprefix("."), ENV.compile(entry["rule"])
 
 
@@ -71,7 +76,7 @@ def broken_in_cel(document: dict[str, Any]) -> set[int]:
 
 def broken(document: dict[str, Any]) -> set[int]:
     """The rules that a spec breaks, by their numbers, once Python and CEL agree."""
-    spec, kept = JobSpec.model_validate(document, by_alias=True, by_name=False), stored(document, SCHEMA)
+    spec, kept = JobSpec.model_validate(document, by_alias=True, by_name=False), stored(document, schema())
     in_python = {number for number, rule in enumerate(RULES) if any(rule.problems(spec))}
     assert broken_in_cel(kept) == in_python, document
     return in_python
@@ -176,7 +181,7 @@ def test_an_algorithm_that_inherits_a_property_has_it_in_cel_too(monkeypatch: py
         monkeypatch.setattr(module, "ALGORITHMS", known)
     found = (rule for part in rules.PARTS for rule in part() if rule.path == "rollout.samplesPerPrompt")
     (rule,) = (rule for rule in found if "compares the responses" in rule.message)
-    program = ENV.compile(in_cel(rule, SCHEMA)[1]["rule"])
+    program = ENV.compile(in_cel(rule, schema())[1]["rule"])
 
     def allowed(samples: int, **algorithm: str) -> object:
         spec = {"algorithm": algorithm, "rollout": {"samplesPerPrompt": samples}}
