@@ -6,17 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import yaml
-from yaml.constructor import ConstructorError, SafeConstructor
+from yaml.composer import Composer
+from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode, Node, ScalarNode
 
 from rlhf_api.problems import Problem, SpecError
-
-try:
-    from yaml import CSafeDumper as SafeDumper
-    from yaml import CSafeLoader as FastLoader
-except ImportError:  # PyYAML was built without libyaml: the same texts and values, four times as slowly
-    from yaml import SafeDumper  # type: ignore[assignment]
-    from yaml import SafeLoader as FastLoader  # type: ignore[assignment]
 
 MAX_VALUES = 100_000
 """Largest number of values in a document; a few lines of nested aliases could stand for any number of values."""
@@ -34,8 +28,8 @@ SCALARS = {
 """Type of YAML -> pattern of its unquoted scalars, and their first characters; the first type that fits is taken."""
 
 
-class _Values(SafeConstructor):
-    """Constructor of values."""
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         try:
@@ -45,11 +39,7 @@ class _Values(SafeConstructor):
             raise ConstructorError(None, None, f"this cannot be read as {kind}", node.start_mark) from None
 
 
-class _Loader(_Values, yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-
-
-class _Dumper(SafeDumper):
+class _Dumper(yaml.CSafeDumper):
     """YAML writer that quotes text that `_Loader` would read as another type."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
@@ -92,20 +82,23 @@ for _name in ("timestamp", "binary", "omap", "pairs", "set"):  # JSON has none o
     del _Loader.yaml_constructors[TAG + _name]
 
 
-class _FastLoader(_Values, FastLoader):
-    """Reader by libyaml: five times as fast, but a text that is nested too deeply ends the process."""
+class _FastLoader(yaml.CSafeLoader, _Loader):
+    """Reader by libyaml; only its composer is Python's, since libyaml's has no limit of depth and ends the process."""
 
-    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
-    yaml_constructors = _Loader.yaml_constructors
+    check_node, get_node = Composer.check_node, Composer.get_node
+
+    def __init__(self, text: str) -> None:
+        yaml.CSafeLoader.__init__(self, text)
+        Composer.__init__(self)
 
 
-def read(text: str, source: str, *, is_own: bool = False) -> list[Any]:
-    """Return the YAML documents in a text, empty ones as None. Raises SpecError with `source` and the line.
-
-    is_own: whether the text is one of our packages', which libyaml may read.
-    """
+def read(text: str, source: str) -> list[Any]:
+    """Return the YAML documents in a text, empty ones as None. Raises SpecError with `source` and the line."""
     try:
-        documents = list(yaml.load_all(text, _FastLoader if is_own else _Loader))
+        try:
+            documents = list(yaml.load_all(text, _FastLoader))
+        except yaml.YAMLError:
+            documents = list(yaml.load_all(text, _Loader))  # its errors say more
         for number, document in enumerate(documents, start=1):
             if _values(document, {}) > MAX_VALUES:
                 sentence = f"its aliases stand for more than {MAX_VALUES:,} values"
@@ -121,9 +114,9 @@ def read(text: str, source: str, *, is_own: bool = False) -> list[Any]:
         raise SpecError([Problem(f"{source}line {line}", "cannot be read: a character is not printable")]) from None
 
 
-def read_one(text: str, source: str, *, is_own: bool = False) -> Any:
+def read_one(text: str, source: str) -> Any:
     """Return the only YAML document in a text, None for an empty text. Raises SpecError as `read`, or for several."""
-    documents = read(text, source, is_own=is_own)
+    documents = read(text, source)
     if len(documents) > 1:
         raise SpecError([Problem(source.removesuffix(": "), f"holds {len(documents)} YAML documents, expected one")])
     return documents[0] if documents else None

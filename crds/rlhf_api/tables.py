@@ -16,4 +16,4 @@ def read_table(package: str, file: str, kind: type[T]) -> T:
     Raises SpecError for a file that is no YAML, and pydantic's ValidationError for a table that does not fit the type.
     """
     text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
-    return TypeAdapter(kind).validate_python(kubectl_yaml.read_one(text, f"{package}/{file}: ", is_own=True))
+    return TypeAdapter(kind).validate_python(kubectl_yaml.read_one(text, f"{package}/{file}: "))
