@@ -22,7 +22,7 @@ def on_four_gpus(seed: int, **factors: float) -> float:
     return seconds_of(job, Cluster((replace(nodes, gpu=gpu),)), shapes)
 
 
-SOME, ALL = 8, 500
+SOME, ALL = 4, 500
 BLOCKS = [range(SOME), pytest.param(range(SOME, ALL), marks=pytest.mark.slow)]
 
 

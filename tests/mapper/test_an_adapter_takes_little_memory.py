@@ -48,6 +48,7 @@ UNKNOWN = ("Qwen2-MoE", "DeepSeek-V3")
 
 
 @each_case("family", [name for name in FAMILIES if name not in ("GPT-2", *UNKNOWN)])
+@pytest.mark.slow
 def test_parameters_are_as_many_as_peft_trains(family: str) -> None:
     """With all targets, with each of those that a model of the family has, and with several."""
     config = FAMILIES[family]

@@ -263,7 +263,7 @@ def run(count: int, seed: int) -> History:
 
 
 @pytest.mark.parametrize(
-    ("count", "seed"), [(12, 0), *(pytest.param(100, seed, marks=pytest.mark.slow) for seed in range(10))]
+    ("count", "seed"), [(8, 0), *(pytest.param(100, seed, marks=pytest.mark.slow) for seed in range(10))]
 )
 def test_the_first_in_line_is_not_delayed(
     count: int, seed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rlhf_api.spec.model_shape import HUB_IDS, KNOWN
 from rlhf_mapper.hardware import GPUS, SHORT_NAMES, gpu_of_product
 from rlhf_planning.market import INSTANCES, PRICES
@@ -18,6 +20,7 @@ def test_the_example_is_what_the_command_prints() -> None:
     assert shown == expected, "python -m tests.planning.page writes it anew; then read the page"
 
 
+@pytest.mark.slow
 def test_the_picture_is_what_the_command_draws(tmp_path: Path) -> None:
     printed(f"{DRAWN} --svg {tmp_path / 'drawn.svg'} --png {tmp_path / 'drawn.png'}")
     drawn = (tmp_path / "drawn.svg").read_text()

@@ -49,6 +49,7 @@ def test_a_closed_connection_ends_its_call(troupe: Troupe, episodes: dict[str, E
     assert (played.facts["dropped"], len(troupe.engine.aborted)) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_lost_sandbox_ends_its_episode_only(troupe: Troupe) -> None:
     *lost, well = troupe.play({"does": "quits"}, {"does": "quits_refused"}, {"does": "plain"})
     assert [each.failure for each in lost] == ["ended its process with exit code 3"] * 2

@@ -16,7 +16,7 @@ from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.report.run_record import read_run
 from rlhf_trainer.run.chain import write_report_or_warn
-from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
+from tests.trainer.chain.conftest import records
 
 JOBS = {"helpful-sft": 15, "helpful-rm": 10, "helpful-ppo": 3}
 EVERY_STEP = {"step", "time/step", "time/controller", "time/transfer", "bytes/controller", "padding/waste"}
@@ -146,11 +146,3 @@ def test_transformers_loads_the_models_and_they_differ(chain: Chain) -> None:
     assert not torch.equal(before(tokens).logits, after(tokens).logits)
     reward = AutoModelForSequenceClassification.from_pretrained(chain[0] / "helpful-rm" / "model")
     assert reward(tokens).logits.shape == (1, 1)
-
-
-def test_a_finished_run_says_so_and_does_nothing(chain: Chain) -> None:
-    before = (chain[0] / "helpful-ppo" / "metrics.jsonl").stat().st_mtime_ns
-    again = rlhf("run", MANIFEST, "--output", chain[0], *SHORT)
-    assert again.returncode == 0
-    assert again.stdout.count("already finished") == 3
-    assert (chain[0] / "helpful-ppo" / "metrics.jsonl").stat().st_mtime_ns == before

@@ -81,6 +81,7 @@ def played(kind: str, ranks: int, folder: Path, vllm_ranks: RunRanks) -> list[di
     return one
 
 
+@pytest.mark.slow
 def test_each_token_of_an_episode_comes_with_its_experts(tmp_path: Path, vllm_ranks: RunRanks) -> None:
     for each in played("qwen3 moe", 1, tmp_path / "model", vllm_ranks):
         read = len(each["prompt"]) + len(each["tokens"]) - 1

@@ -56,6 +56,7 @@ SLOW = (
         "Gemma",
         "OLMo 2",
     ),
+    *("Mistral", "Starcoder2", "Hunyuan (dense)", "Qwen2"),
     *("SmolLM3", "Seed-OSS", "Ministral", "Arcee", "GLM-4", "EXAONE 4", "ERNIE 4.5"),
     *("linear", "llama3", "yarn", "dynamic", "longrope, short"),
 )

@@ -101,8 +101,13 @@ CASES: dict[str, tuple[list[Parameter], ParallelSizes, int, int]] = {
 }
 
 
-SLOW = ("1-2-4 sharded to 1-1, over 4 nodes",)
-"""Others go over four nodes, or have shards on two."""
+SLOW = (
+    "1-2-4 sharded to 1-1, over 4 nodes",
+    "1-2-4 to 1-2, an expert cut over 2 ranks",
+    "1-1-6 sharded, an expert on every two ranks",
+    "2-4-1 to 1-2, a stage on each of 2 nodes",
+)
+"""Others go over four nodes, have shards on two, or cut experts."""
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_what_was_generated_ahead_is_generated_again(
 @pytest.mark.parametrize(
     ("dies_in", "number"),
     [
-        pytest.param("generate", 3, id="during generation"),
+        pytest.param("generate", 3, id="during generation", marks=pytest.mark.slow),
         pytest.param("load_weights", 2, id="during an exchange of weights", marks=pytest.mark.slow),
     ],
 )

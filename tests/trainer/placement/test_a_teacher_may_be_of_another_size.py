@@ -136,9 +136,8 @@ def test_a_teacher_on_a_server_teaches_as_its_model_does(
     compare(outside, together(name))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each == "Reverse")) for each in DIVERGENCES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DIVERGENCES)
 def test_a_column_names_the_teacher_of_each_row(
     name: str, folders: Mapping[Role, str], rows: str, together: Together, tmp_path: Path
 ) -> None:

@@ -142,7 +142,8 @@ def test_two_runs_give_the_same_bits(runs: Runs) -> None:
     require_same_bits(runs("PPO", SPLIT, 2, 1), runs("PPO", SPLIT, 2, 1))
 
 
-@pytest.mark.parametrize("groups", [[ROLES["PPO"]], pytest.param(SPLIT, marks=pytest.mark.slow)], ids=name_of)
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [[ROLES["PPO"]], SPLIT], ids=name_of)
 def test_offloaded_models_give_the_same_bits(groups: Partition, runs: Runs, placed: Runs) -> None:
     """Every model leaves its device; generation, updates and the saved model are what they were."""
     kept, offloaded = placed("PPO", groups), runs("PPO", groups, 2, 1, offload=True)

@@ -259,7 +259,7 @@ def test_the_files_of_the_users_module_are_sent(
     assert users_sources(entrypoint).keys() == expected
 
 
-@pytest.mark.parametrize(("responses", "count"), [(12, 3), pytest.param(64, 8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("responses", "count"), [(6, 2), pytest.param(64, 8, marks=pytest.mark.slow)])
 def test_many_responses_are_judged_over_few_sandboxes(responses: int, count: int) -> None:
     with pool(count) as (sandboxes, found):
         assert scores(sandboxes, CODES[:1] * responses) == [{SCORE: 1.0, "tests": 1.0}] * responses

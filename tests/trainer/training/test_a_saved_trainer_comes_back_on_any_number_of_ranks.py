@@ -97,7 +97,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         pytest.param(ParallelSizes(data=1), marks=pytest.mark.slow),
         TWO,
         pytest.param(ParallelSizes(data=3), marks=pytest.mark.slow),
-        CUT,
+        pytest.param(CUT, marks=pytest.mark.slow),
         pytest.param(ParallelSizes(data=2, replicas=2, tensor=2), marks=pytest.mark.slow),
     ],
 )

@@ -87,6 +87,7 @@ def test_several_updates_and_a_penalty_in_the_reward_need_a_pass(folders: dict[A
     assert measured(GRPO, "helpful-grpo", folders, in_reward)[1] == 2
 
 
+@pytest.mark.slow
 def test_a_gate_and_a_mean_of_weights_need_a_pass(folders: dict[Any, str]) -> None:
     gate = "watch.mismatch={{kl: {}, action: SkipUpdate}}"
     (shut, _), count, _ = measured(GRPO, "helpful-grpo", folders, [ONE_UPDATE, gate.format(1e-6)])

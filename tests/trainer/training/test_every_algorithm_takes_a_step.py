@@ -108,6 +108,8 @@ ALIKE = (
     "safe-ppo",
     "calculator-alone",
     "helpful-lora",
+    "helpful-ppo-ptx",
+    "arithmetic-cispo",
 )
 """Jobs whose algorithm and options those of other jobs, or the tests of adapters, show too."""
 FEW = ("training.promptBatchSize=4", "training.miniBatchSize=32")

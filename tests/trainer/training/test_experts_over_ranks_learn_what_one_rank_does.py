@@ -202,6 +202,7 @@ def load_and_learn(folder: str, saved: str, layout: ParallelSizes) -> Learnt:
     return [update(trainer, STEPS)], weights_by_pieces(trainer.model)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_other_parts_of_experts(
     folders: dict[str, str], expected: Callable[[str, str], Learnt], tmp_path: Path
 ) -> None:

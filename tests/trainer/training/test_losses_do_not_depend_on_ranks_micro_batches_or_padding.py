@@ -365,7 +365,7 @@ OF_CONTEXTS = {**MODELS, "three heads and a window": THREE_HEADS, "six heads": M
 
 @pytest.mark.parametrize(
     ("case", "model", "layout"),
-    [pytest.param(*each, marks=pytest.mark.slow if number > 2 else ()) for number, each in enumerate(CONTEXTS)],
+    [pytest.param(*each, marks=pytest.mark.slow if number > 1 else ()) for number, each in enumerate(CONTEXTS)],
     ids=lambda value: value if isinstance(value, str) else named(value),
 )
 def test_an_update_is_the_same_if_ranks_share_rows(
