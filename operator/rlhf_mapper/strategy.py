@@ -1,8 +1,8 @@
 """Algorithm 2 of HybridFlow: the parallel sizes of one model on every number of GPUs at once, by simulation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,6 +93,12 @@ def _at(table: NDArray[Any], place: Indices) -> NDArray[Any]:
     return np.where(place < 0, -1, found)
 
 
+def _faster(one: Way, other: Way) -> Way:
+    """Return the costs of each cut in the faster of two ways, the first of equals."""
+    is_faster = other.seconds < one.seconds
+    return Way(*(np.where(is_faster, *pair) for pair in zip(other, one, strict=True)))
+
+
 class Strategies:
     """Ways to cut one model over a pool, for all pool sizes at once: C cuts (p, t, c) by K pool sizes in GPUs."""
 
@@ -141,14 +147,14 @@ class Strategies:
 
         So it is with the parts of experts (`_expert_sizes`).
         """
-        given = self.request.work.recomputes
-        choices = (False, True) if given is None and self.request.work.trained else (bool(given),)
-        ways = [way for expert in self._expert_sizes() for way in self._ways(replace(self.layouts, e=expert), choices)]
-        found = ways[0]
-        for way in ways[1:]:
-            faster = way.seconds < found.seconds
-            found = Way(*(np.where(faster, *pair) for pair in zip(way, found, strict=True)))
-        return found
+        work, given, found = self.request.work, self.request.work.recomputes, list[Way]()
+        for expert in self._expert_sizes():
+            layouts = replace(self.layouts, e=expert)
+            read = self._seconds(training.inference_seconds, layouts, work, work.read_together, "scoring")
+            reading = self.reading(layouts) if work.read or not work.trained else []
+            for recomputes in (False, True) if given is None and work.trained else (bool(given),):
+                found.append(self._way(layouts, read, reading, recomputes=recomputes))
+        return reduce(_faster, found)
 
     def _expert_sizes(self) -> list[Numbers]:
         """Return the numbers of ranks to share the experts of a layer, by layout: [C cuts, K sizes] each.
@@ -163,14 +169,6 @@ class Strategies:
         every = np.gcd(np.where(self.fits, copy, 1.0).astype(np.int64), model.experts)
         near = np.maximum(self.setting.nodes.gpus_per_node // self.cuts[:, :1], 1)
         return [each.astype(float) for each in (np.ones_like(every), np.gcd(every, near), every)]
-
-    def _ways(self, layouts: Layouts, choices: Sequence[bool]) -> Iterator[Way]:
-        """Yield the costs of each cut for each choice whether to recompute layers."""
-        work = self.request.work
-        read = self._seconds(training.inference_seconds, layouts, work, work.read_together, "scoring")
-        reading = self.reading(layouts) if work.read or not work.trained else []
-        for recomputes in choices:
-            yield self._way(layouts, read, reading, recomputes=recomputes)
 
     def _way(self, layouts: Layouts, read: Numbers, reading: list[memory.Moment], *, recomputes: bool) -> Way:
         """Return the costs of each cut with the fastest micro-batch that fits, and of equally fast ones the largest.

@@ -19,9 +19,9 @@ from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.simulate.generation import cached_bytes, weights_of_gpu
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
-from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.errors import ConfigError, EnvironmentProblem
 from rlhf_trainer.generation.checksum import bit_sum
-from rlhf_trainer.generation.families import why_not_quantized
+from rlhf_trainer.generation.families import must_quantize
 from rlhf_trainer.tensor_slice import TensorSlice
 from tests.mapper.oracles.testbed import machines
 from tests.trainer.generation.conftest import RunRanks
@@ -31,8 +31,19 @@ from tests.trainer.generation.models import model_of, save_config, weights_of
 PROMPTS = [[5 + start, 5 + start + step] for start in range(0, 64, 4) for step in (1, 2, 3)]
 INT8 = Rollout(quantization="Int8")
 BOTH, CACHE = Rollout(quantization="Int8", kv_cache="FP8"), Rollout(kv_cache="FP8")
-REFUSED = why_not_quantized(BOTH, LlamaConfig(), on_cpu=True) or why_not_quantized(CACHE, LlamaConfig(), on_cpu=True)
-NEEDS_VNNI = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
+
+
+def refused() -> str:
+    """Why this CPU computes no 8 bits."""
+    try:
+        for rollout in (BOTH, CACHE):
+            must_quantize(rollout, LlamaConfig(), on_cpu=True)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+NEEDS_VNNI = pytest.mark.skipif(bool(refused()), reason=refused())
 SCALES = 2 * 4
 """Bytes of a row's scale and of its zero point's correction, which oneDNN keeps though it is not read."""
 

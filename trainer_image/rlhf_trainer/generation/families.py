@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.tables import read_table
 from rlhf_mapper.architecture import experts_in, positions_of
+from rlhf_trainer.errors import ConfigError
 
 if TYPE_CHECKING:  # a run reads the table before it imports transformers
     from transformers import PreTrainedConfig
@@ -47,24 +48,21 @@ def why_not_generated(
     return ""
 
 
-def why_not_quantized(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool) -> str:
-    """Field of `rollout` and why a generator of a config cannot have its type; empty if it can, or if none is set.
-
-    on_cpu: whether it computes on this CPU. Without VNNI, sums of 8-bit products overflow there and stay wrong.
-    """
+def must_quantize(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool) -> None:
+    """Raise ConfigError if a generator of a config cannot have the types of `rollout`. on_cpu: on this CPU."""
     import torch
 
     kind, cpu = rollout.quantization, torch.cpu.get_capabilities() if on_cpu else {}
     is_x86 = cpu.get("architecture") == "x86_64"
     if kind == "FP8" and on_cpu:
-        return "quantization: is FP8, for which vLLM has no kernel on CPU; use Int8"
+        raise ConfigError("spec.rollout.quantization: is FP8, for which vLLM has no kernel on CPU; use Int8")
     if kind and experts_in(config.to_dict()):
-        return f"quantization: is {kind}, but the weights of experts are not quantised here"
+        raise ConfigError(f"spec.rollout.quantization: is {kind}, but the weights of experts are not quantised here")
     if kind and is_x86 and not (cpu["avx512_vnni"] or cpu["avx_vnni"]):
-        return f"quantization: is {kind}, but this CPU has no VNNI, without which vLLM's products are wrong"
+        problem = f"is {kind}, but this CPU has no VNNI, without which vLLM's products are wrong"
+        raise ConfigError(f"spec.rollout.quantization: {problem}")
     if rollout.kv_cache and is_x86 and not cpu["avx512_f"]:
-        return f"kvCache: is {rollout.kv_cache}, for which vLLM needs AVX-512 on CPU, and this CPU has none"
-    return ""
+        raise ConfigError("spec.rollout.kvCache: is FP8, for which vLLM needs AVX-512 on CPU, and this CPU has none")
 
 
 def why_no_draft(config: PreTrainedConfig, actor: PreTrainedConfig, *, tokens: int, on_cpu: bool) -> str:

@@ -12,7 +12,7 @@ from rlhf_api.spec.rollout import Rollout
 from rlhf_api.tables import read_table
 from rlhf_mapper.architecture import positions_of
 from rlhf_trainer.errors import ConfigError, MemoryProblem
-from rlhf_trainer.generation.families import uses_modules, why_not_quantized
+from rlhf_trainer.generation.families import must_quantize, uses_modules
 
 SETTINGS = read_table(__package__, "vllm_settings.yaml", dict[str, dict[str, Any]])
 """Environment variables and engine arguments by the case in which vLLM gets them."""
@@ -83,8 +83,7 @@ def engine_arguments(
     GPUs, or that return experts, and for weights that cannot be quantised.
     """
     returns_experts = rollout.routing == "Replay"
-    if reason := why_not_quantized(rollout, config, on_cpu=not on_gpu):
-        raise ConfigError(f"spec.rollout.{reason}")
+    must_quantize(rollout, config, on_cpu=not on_gpu)
     if returns_experts and len(stage_layers) > 1:
         raise ConfigError("spec.rollout.routing: is Replay, but a pipeline stage of a generator knows its experts only")
     if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens

@@ -30,7 +30,7 @@ from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.environments.of_job import try_environment
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, TrainerError
 from rlhf_trainer.expert_rows import expert_count
-from rlhf_trainer.generation.families import why_no_draft, why_not_generated, why_not_quantized
+from rlhf_trainer.generation.families import must_quantize, why_no_draft, why_not_generated
 from rlhf_trainer.outputs.opening import require_trackers
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.evaluation import measures_of
@@ -164,8 +164,7 @@ class JobCheck:
                 places = {"on_cpu": self._on_cpu, "elsewhere": self._job.generates_elsewhere}
                 if reason := why_not_generated(setting.config(), **places, trust_remote_code=remote):
                     raise ConfigError(reason)
-                if reason := why_not_quantized(self._job.spec.rollout, setting.config(), on_cpu=self._on_cpu):
-                    raise ConfigError(f"spec.rollout.{reason}")
+                must_quantize(self._job.spec.rollout, setting.config(), on_cpu=self._on_cpu)
                 setting.must_replay_routing()
             if is_made:  # the job that makes the model tries the rest
                 setting.adapt(try_config(setting.folder, scores=scores, trust_remote_code=remote, revision=revision))
