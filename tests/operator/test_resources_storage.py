@@ -155,6 +155,15 @@ def test_a_job_reads_the_claims_of_others_and_writes_its_own() -> None:
     assert claims_named(job.spec.model_dump()) == set()
 
 
+def test_what_is_in_a_list_of_the_spec_is_mounted_too() -> None:
+    merge = mounted(example_jobs()["both"])
+    assert merge["/rlhf/inputs/helpful-ppo"] == ("helpful-ppo-output", "", True)
+    assert merge["/rlhf/inputs/safe-rlhf"] == ("safe-rlhf-output", "", True)
+    mix = changed(PPO, {"data.train": {"mix": [{"uri": "pvc://one/train.jsonl"}, {"uri": "pvc://other/rows"}]}})
+    assert mounted(mix)["/rlhf/claims/one"] == ("one", "", True)
+    assert mounted(mix)["/rlhf/claims/other"] == ("other", "", True)
+
+
 def test_a_users_claim_is_not_made_and_has_a_folder_a_job() -> None:
     job = changed(PPO, {"checkpoint.storage": "pvc://shared/team/runs/"})
     assert list(made(job, CPUS)) == ["ConfigMap", "RayJob"]

@@ -49,8 +49,8 @@ def differing_paths(one: Any, other: Any, path: str = "") -> list[str]:
 
 
 def _by_name(value: Any) -> Any:
-    """Return a list as a mapping from index (as text) to entry, and other values unchanged."""
-    return {str(place): entry for place, entry in enumerate(value)} if isinstance(value, list) else value
+    """Return a list or tuple as a mapping from index (as text) to entry, and other values unchanged."""
+    return {str(place): entry for place, entry in enumerate(value)} if isinstance(value, list | tuple) else value
 
 
 @lru_cache(maxsize=4096)
