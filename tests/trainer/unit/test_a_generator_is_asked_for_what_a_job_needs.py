@@ -1,5 +1,6 @@
 """The arguments of vLLM's engine, by the device and the job; vLLM itself is not needed."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from transformers import PreTrainedConfig, Qwen3MoeConfig
 from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.vllm_arguments import BATCH_INVARIANT, engine_arguments, environment
-from tests.trainer.tiny import tiny_config
+from rlhf_trainer.run.deep_check import JobCheck
+from tests.trainer.jobs import job
+from tests.trainer.tiny import save_tiny, tiny_config
 
 
 def arguments(
@@ -75,11 +78,31 @@ def test_what_cannot_be_quantised_is_refused() -> None:
         arguments(on_gpu=True, quantization="Int8", config=Qwen3MoeConfig())
 
 
+LACKS = {"architecture": "x86_64", "avx512_vnni": False, "avx_vnni": False, "avx512_f": False}
+
+
 def test_8_bits_are_refused_on_a_cpu_that_computes_them_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacks = {"architecture": "x86_64", "avx512_vnni": False, "avx_vnni": False, "avx512_f": False}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: lacks)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: LACKS)
     with pytest.raises(ConfigError, match=r"spec\.rollout\.quantization: is Int8, but this CPU has no VNNI"):
         arguments(on_gpu=False, quantization="Int8")
     with pytest.raises(ConfigError, match=r"spec\.rollout\.kvCache: is FP8, for which vLLM needs AVX-512 on CPU"):
         arguments(on_gpu=False, kv_cache="FP8")
     assert arguments(on_gpu=True, quantization="Int8", kv_cache="FP8")
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_job_for_another_machine_is_not_refused_for_this_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: LACKS)
+    spec: dict[str, Any] = {
+        "algorithm": {"name": "RLOO"},
+        "models": {"actor": {"uri": f"file://{save_tiny(tmp_path / 'model', seed=3)}"}, "reward": {"uri": "hf://b"}},
+        "data": {"train": {"uri": "hf://x"}, "maxPromptTokens": 32, "maxResponseTokens": 8},
+        "rollout": {"samplesPerPrompt": 2, "kvCache": "FP8"},
+        "training": {"totalSteps": 1, "promptBatchSize": 4},
+        "resources": {"device": "CPU"},
+    }
+    small = job(tmp_path, "small", spec)
+    told = [str(error) for error in JobCheck(small, {"small": small}, tmp_path, elsewhere=elsewhere).problems()]
+    assert any("needs AVX-512" in each for each in told) is not elsewhere

@@ -48,11 +48,11 @@ def why_not_generated(
     return ""
 
 
-def must_quantize(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool) -> None:
-    """Raise ConfigError if a generator of a config cannot have the types of `rollout`. on_cpu: on this CPU."""
+def must_quantize(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool, elsewhere: bool = False) -> None:
+    """Raise ConfigError if a generator of a config cannot have the types of `rollout`; elsewhere: on another machine."""
     import torch
 
-    kind, cpu = rollout.quantization, torch.cpu.get_capabilities() if on_cpu else {}
+    kind, cpu = rollout.quantization, torch.cpu.get_capabilities() if on_cpu and not elsewhere else {}
     is_x86 = cpu.get("architecture") == "x86_64"
     if kind == "FP8" and on_cpu:
         raise ConfigError("spec.rollout.quantization: is FP8, for which vLLM has no kernel on CPU; use Int8")

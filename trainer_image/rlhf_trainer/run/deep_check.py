@@ -161,10 +161,10 @@ class JobCheck:
         trains, is_sft = role in self._job.trained(), self._job.spec.algorithm.data == "completions"
         with setting.naming():
             if role == "actor" and not self._job.spec.algorithm.offline:
-                places = {"on_cpu": self._on_cpu, "elsewhere": self._job.generates_elsewhere}
-                if reason := why_not_generated(setting.config(), **places, trust_remote_code=remote):
+                config, cpu, apart = setting.config(), self._on_cpu, self._job.generates_elsewhere
+                if reason := why_not_generated(config, on_cpu=cpu, elsewhere=apart, trust_remote_code=remote):
                     raise ConfigError(reason)
-                must_quantize(self._job.spec.rollout, setting.config(), on_cpu=self._on_cpu)
+                must_quantize(self._job.spec.rollout, config, on_cpu=cpu, elsewhere=self._elsewhere)
                 setting.must_replay_routing()
             if is_made:  # the job that makes the model tries the rest
                 setting.adapt(try_config(setting.folder, scores=scores, trust_remote_code=remote, revision=revision))
