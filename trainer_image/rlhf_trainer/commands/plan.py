@@ -157,13 +157,13 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
         pools = "; ".join(f"{pool.name}: {placed.described(pool)}" for pool in placed.pools)
         graph, title = graph_of(each.job, placed), f"{each.title}. {pools}"
         typer.echo(f"{text_of(graph, title=title)}\n")
-        if svg:
+        if svg and svg.suffix in (".md", ".mmd"):
+            _write(svg, mermaid_of(graph))
+        elif svg:
             from rlhf_trainer.report.plan_pictures import graph_svg  # matplotlib
 
-            lanes = [pool.name for pool in placed.pools]
-            is_mermaid = svg.suffix in (".md", ".mmd")
-            _write(svg, mermaid_of(graph) if is_mermaid else graph_svg(graph, title=title, pools=lanes))
-            typer.echo("")
+            _write(svg, graph_svg(graph, title=title, pools=[pool.name for pool in placed.pools]))
+        typer.echo("", nl=svg is not None)
     if found:
         typer.echo(LEGEND)
 
