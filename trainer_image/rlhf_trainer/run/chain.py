@@ -87,9 +87,9 @@ def starts_of(
 ) -> Mapping[str, Start]:
     """Return the start of each job that is still to run, by name, and prepare the run folder.
 
-    given: starts that are taken as they are. restart: clear what earlier runs left of the jobs. Disks and object stores
-    are tried, so that a run fails now rather than after hours. The status of a job that has succeeded here before
-    becomes that of this attempt.
+    given: starts to use unchanged. restart: delete the files that earlier runs of the jobs left. A test write to each
+    disk and object store makes a run fail now rather than after hours. In the operator's pods this attempt takes over
+    the status of a job that succeeded in an earlier attempt.
     """
     if restart:
         if links := [output / job.name for job in jobs if (output / job.name).is_symlink()]:

@@ -128,7 +128,7 @@ class JobCheck:
         return None
 
     def _try_sizes(self, role: Role) -> None:
-        """Judge the manifest's parallel sizes of a model, as a run judges those that it takes."""
+        """Check the manifest's parallel sizes of a model by the rules that a run checks its own sizes by."""
         setting, sizes = self._origin(role), sizes_in(self._job)
         roles = (role, "rollout") if role == "actor" else (role,)
         with setting.naming():
@@ -136,7 +136,7 @@ class JobCheck:
             require_possible(self._job, own, {role: (setting.model, setting.folder)})
 
     def _try_draft(self) -> None:
-        """Compare the model that drafts with the actor, whose next tokens it guesses."""
+        """Check that the draft model fits the actor: its family, its tokenizer and its weights."""
         uri = self._job.spec.rollout.speculation.draft if self._job.spec.rollout.speculation else None
         if not uri:
             return
@@ -155,7 +155,7 @@ class JobCheck:
             raise DataError(f"{path}: {uri} has no weights (*.safetensors)")
 
     def _try_model(self, role: Role) -> None:
-        """Build the model of a role on the meta device, and try what it is for: generation, training and saving."""
+        """Build the model of a role on the meta device; check that the job can generate with it, train and save it."""
         setting, is_made = origin_of(self._job, role, self._jobs, self._output)
         remote, revision, scores = setting.model.trust_remote_code, setting.model.revision, role in SCORERS
         trains, is_sft = role in self._job.trained(), self._job.spec.algorithm.data == "completions"
@@ -166,7 +166,7 @@ class JobCheck:
                     raise ConfigError(reason)
                 must_quantize(self._job.spec.rollout, config, on_cpu=cpu, elsewhere=self._elsewhere)
                 setting.must_replay_routing()
-            if is_made:  # the job that makes the model tries the rest
+            if is_made:  # the check of the job that makes the model does the rest
                 setting.adapt(try_config(setting.folder, scores=scores, trust_remote_code=remote, revision=revision))
                 return
             model: LanguageModel | Scorer = (
@@ -188,7 +188,7 @@ class JobCheck:
             sys.stderr.write(f"{place}: {len(unread)} tensors are not read, and not saved: {', '.join(unread[:4])}\n")
 
     def _try_merge(self) -> None:
-        """Compare the models to merge with the first; of a model that another job makes its origin counts."""
+        """Compare the models to merge with the first one; for a model that another job makes, compare its origin."""
         folders = dict[str, tuple[str, bool]]()
         for field, uri in merged_models(self._job).items():
             path, maker = f"{self._job.name}: spec.{field}", self._jobs.get(uri.removeprefix(SCHEME))
@@ -213,7 +213,7 @@ class JobCheck:
         names_slots = self._job.spec.resources.slots_per_node or self._job.spec.placement.mode == "Manual"
         if names_slots and not self._elsewhere:  # an operator may take fewer slots
             place(self._job, (sys.maxsize,))
-        with suppress(TrainerError):  # a model of unknown shape, which a run does not map either
+        with suppress(TrainerError):  # the shape of a model is unknown; a run does not map such a model either
             shapes = shapes_of([*self._jobs.values()], self._job, self._output)
             if found := [each for role in shapes for each in wrong_sizes(self._job, role, shapes[role])]:
                 raise SpecError(found)
@@ -239,7 +239,7 @@ class JobCheck:
         if wanted is None or evaluation is None:
             return
         parts = tuple(f"{function.name}_" for function in evaluation.functions)
-        if not wanted.rpartition("/")[2].startswith(parts):  # what a function names itself is known when it is called
+        if not wanted.rpartition("/")[2].startswith(parts):  # a function names its parts only when it is called
             require_measure(self._job, measures_of(self._job))
 
     def _origin(self, role: Role) -> WorkerSetting:
@@ -306,7 +306,7 @@ class JobCheck:
             self._tried(_call, judge, held_out)
 
     def _try_rewards(self, samples: Sequence[Sample], data: DataWorker) -> None:
-        """Score samples, and what `rlhf reward` tries on TRIED_ROWS rows; tell if empty responses get most."""
+        """Score `samples` and the responses that `rlhf reward` makes up; warn if no right answer beats an empty one."""
         tried, terms = made_samples(self._job, data, TRIED_ROWS), terms_of(self._job)
         everything, scores = [*(sample for *_, sample in tried), *samples], dict[str, Sequence[float | None]]()
         for path, code in reward_code(self._job, ranks=1).items():
@@ -321,7 +321,7 @@ class JobCheck:
 
 
 def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tuple[WorkerSetting, bool]:
-    """Return (worker setting with the origin of a role's model, whether another job makes the model from it)."""
+    """Return (worker setting of a role's model or its origin, whether another job makes the model from the origin)."""
     maker, made = made_from(job, role, jobs)
     source, folder = maker.models()[made], model_folders(maker, output)[made]
     model = source.model_copy(update={"lora": job.models()[role].lora})
@@ -335,7 +335,7 @@ def _limits_of(setting: WorkerSetting) -> tuple[int, int]:
 
 
 def _call(code: UserCode, samples: Sequence[Sample]) -> list[float | None]:
-    """Return the scores of samples, each by itself; judges may compare it with the others of its prompt."""
+    """Return the score of each sample; a judge may compare the sample with the others of its prompt."""
     numbered = [replace(sample, row=number) for number, sample in enumerate(samples)]
     with closing(code):
         code.ready()

@@ -36,20 +36,20 @@ class ElasticMachines:
         return len(self._in_use)
 
     def _find_alive(self) -> set[str]:
-        """Return Ray's ids of machines with all slots that are to stay and answer: Ray sees a loss ten seconds late."""
+        """Return Ray's ids of machines that have all slots, do not drain, and answer (Ray sees a loss 10 s late)."""
         needs, slots = (f"{POOL_RESOURCE}{self._pool.name}", self._pool.device), self._pool.slots_per_machine[0]
-        leaving = ray._private.state.state.get_draining_nodes()  # noqa: SLF001 after SIGTERM, which gives no more slots
+        leaving = ray._private.state.state.get_draining_nodes()  # noqa: SLF001 SIGTERM drains a node
         there = ((node, map(node["Resources"].get, needs, (0, 0))) for node in ray.nodes() if node["Alive"])
         return {node["NodeID"] for node, has in there if min(has) >= slots and answers(node)}.difference(leaving)
 
     def _choose(self) -> list[str]:
-        """Return the largest allowed number of the machines that are alive, those in use first; [] if too few are."""
+        """Return as many living machines as the pool may have, those in use first; [] if there are too few."""
         alive = self._find_alive()
         ordered = [each for each in self._in_use if each in alive] + sorted(alive.difference(self._in_use))
         return ordered[: max((size for size in self._sizes if size <= len(ordered)), default=0)]
 
     def must_change(self) -> bool:
-        """Whether a machine in use has gone, or the pool can have more machines."""
+        """Whether a machine in use is lost, or the pool can have more machines."""
         return self._choose() != self._in_use
 
     def move(self) -> bool:

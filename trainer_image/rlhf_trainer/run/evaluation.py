@@ -144,7 +144,7 @@ class ResponseEvaluator(Evaluator):
         batch = models["data"].load_evaluation(self._runtime.blank(draw, self._rows))
         batch = models["actor"].generate_sequences(batch, **self._options)
         if "reward" in models:
-            batch = batch.with_prefixed(scored=models["reward"].compute_reward(batch))  # where no score is no padding
+            batch = batch.with_prefixed(scored=models["reward"].compute_reward(batch))  # rows without a score stay
         if self._costs:
             batch = self._costs.compute_cost(batch)
         parts = models["judge"].judge(batch).result()

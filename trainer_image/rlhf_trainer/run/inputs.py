@@ -60,7 +60,7 @@ def sources_of(job: Job, output: Path) -> Iterator[Source]:
 
 
 def files_below(place: Path, kind: Kind) -> dict[str, Path]:
-    """Return the files at a path, without LABELS, by their names in the folder; a model has none in further folders.
+    """Return the files at a path, without LABELS, by their names in the folder; a model's subfolders are left out.
 
     A byte of a name that is not UTF-8 is written as `\\xff`.
     """
@@ -83,7 +83,7 @@ def _own_code(job: Job) -> Iterator[Source]:
 
 
 def _module_files(module: str) -> tuple[Path, list[Path]]:
-    """Return the folder of `sys.path` with a module, and the module's files with those beside them that any names."""
+    """Return (folder of `sys.path` with a module, the module's file and those beside it that these files mention)."""
     for folder in map(Path, sys.path):
         named = [folder / f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
         for file in filter(Path.is_file, named):
@@ -96,7 +96,7 @@ def _module_files(module: str) -> tuple[Path, list[Path]]:
 
 
 def editable_inputs(job: Job, output: Path) -> list[Entry]:
-    """Return what the user may edit between two attempts, with hashes of code and TEXT_FILES; other files have none."""
+    """Return the inputs that the user may edit between two attempts; only code and TEXT_FILES have hashes."""
     found = []
     for entry, files in sources_of(job, output):
         if entry["kind"] != "data" and not entry["uri"].startswith((SCHEME, HUB)):
@@ -136,13 +136,13 @@ def hash_file(file: Path) -> str:
 def begin_hashing(job: Job, folder: JobFolder) -> Callable[[int], None]:
     """Start a thread that adds the hashes of a job's inputs to run.json, and return a function of the job's last step.
 
-    The function waits for the thread, adds the hashes of the output, and tells events.log of entries without a hash.
+    The function waits for the thread, adds the hashes of the output, and names entries without a hash in events.log.
     """
 
     def work() -> None:
-        with suppress(OSError):  # the machine may forbid it
+        with suppress(OSError):  # the machine may forbid a lower priority
             os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
-        with suppress(EnvironmentProblem, OSError):  # the run itself meets it, too
+        with suppress(EnvironmentProblem, OSError):  # the run itself meets this error, too
             folder.add_evidence(read=map(hashed, sources_of(job, folder.path.parent)))
 
     def end(step: int) -> None:

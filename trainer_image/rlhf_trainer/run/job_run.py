@@ -1,6 +1,6 @@
 """Run of one job, on any runtime: evaluation, steps, checkpoints and the saved model or data set.
 
-Here is also what `run_job` asks of its collaborators. A base class does nothing, where a run has no such collaborator.
+The interfaces of the collaborators of `run_job` are here, too. A base class does nothing, for a run that lacks one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ModelRuntime(Protocol):
         """Return a batch of `size` rows that has no fields yet."""
 
     def send(self) -> None:
-        """Have the ranks begin with all calls made so far."""
+        """Send all calls made so far to the ranks."""
 
     def drain(self, step: int = 0) -> Sequence[Report]:
         """Wait for all calls made so far, except of steps after `step`; return the measurements of every rank."""
@@ -112,7 +112,7 @@ class Checkpoints:
 
 
 class Reporter:
-    """Reporter of a rank whose run nobody reads (torchrun); base class of `Publisher`."""
+    """Reporter of a run that writes no reports (torchrun); base class of `Publisher`."""
 
     def say(self, *messages: str) -> None:
         """Tell the user each message."""
@@ -187,15 +187,15 @@ def run_job(
 
 
 class StepWatch:
-    """Watch for what a step shows without an error: `spec.watch.mismatch` and `spec.watch.noSignal`."""
+    """Watch for bad steps that raise no error: `spec.watch.mismatch` and `spec.watch.noSignal`."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._steps = job, 0
 
     def look(self, report: StepReport) -> StepReport:
-        """Return the report with the warnings of a step; SpecError if it is to fail.
+        """Return the report with the warnings of a step; SpecError if the manifest says Fail.
 
-        Steps in a row without a signal are told of after 3, 6, 12 ... of them.
+        A warning about steps without a signal comes after 3, 6, 12 ... of them in a row.
         """
         if gate := self._job.spec.watch.mismatch:
             sentences = mismatch_sentences(report.record, gate)
@@ -212,9 +212,9 @@ class StepWatch:
 
 
 def mismatch_sentences(record: Mapping[str, float], gate: MismatchGate) -> list[str]:
-    """Return a sentence if generator and trainer were farther apart in a step than the gate allows; else nothing."""
+    """Return a sentence if generator and trainer were farther apart in a step than the gate allows; else []."""
     is_skipped, kl = record.get("skipped_updates/mismatch", 0.0) > 0, record.get("kl/rollout", 0.0)
-    if not (is_skipped if gate.stops_update else not kl <= gate.kl):  # NaN is beyond
+    if not (is_skipped if gate.stops_update else not kl <= gate.kl):  # NaN exceeds the gate, too
         return []
     sentence = f"KL between generator and trainer is {kl:.2g} a token, more than {gate.kl:g}"
     return [sentence + ", so the actor was not updated" * is_skipped]

@@ -159,7 +159,7 @@ class RayRuntime:
         Afterwards the next job may take over the processes, unless this job is the last or runs on GPUs. A
         CommunicationError that leaves the block says which rank is to blame.
         """
-        is_elastic = any(pool.allowed_machine_counts for pool in self._placed.pools)  # it may have another size by then
+        is_elastic = any(pool.allowed_machine_counts for pool in self._placed.pools)  # the pool's size may have changed
         may_stay = self._placed.device == "CPU" and not is_last and not is_elastic
         with self._slots.held(
             self._placed, log=self._log, deadline=self._deadline, stacks=self._path / STACKS, may_stay=may_stay
@@ -213,16 +213,16 @@ class RayRuntime:
             self.links |= {f"{role}/{name}": slowest for name, slowest in seconds.items()}
             for each in slow:
                 warn(f"{role}: {each}")
-        gc.freeze()  # else every full collection of a step looks through all that the imports have left
+        gc.freeze()  # else each full garbage collection scans all objects of the imports
         return shape
 
     def _rollout_pool(
         self, specs_now: Callable[[], Mapping[str, Mapping[str, WorkerSpec]]], say: Callable[[str], None]
     ) -> RolloutPool:
-        """Return the pool or servers that generate, joined with the actor's ranks; a RolloutPool if the actor does."""
+        """Return the pool or servers that generate for the actor; a plain RolloutPool if the actor itself generates."""
         if self._job.generates_elsewhere:
             servers: RolloutPool = with_calls(RolloutPool(), gather=self._join_servers)
-            return servers  # weights go to those that are reachable
+            return servers  # weights go to the servers that are reachable
         if not self._job.generates_apart:
             return RolloutPool()
         pool = next(pool for pool in self._placed.pools if "rollout" in pool.models)
@@ -241,7 +241,7 @@ class RayRuntime:
             join()
 
         join()
-        if self._job.spec.rollout.stream:  # scoring may have begun on some ranks when others lack rows
+        if self._job.spec.rollout.stream:  # after a loss some ranks may be scoring, while others lack rows
             return RolloutPool()
         self._log.abort = self._groups[self._home].abort_exchange
         self._replaceable = ReplaceablePool(
@@ -250,7 +250,7 @@ class RayRuntime:
         return self._replaceable
 
     def _join_servers(self) -> None:
-        """Join the actor's ranks and servers, if there are others than before; the next exchange brings all weights."""
+        """Join the actor's ranks and the servers, if the servers have changed; the next exchange brings all weights."""
         servers = self._handles["rollout"].call("found").result()[0]  # (machine, ranks) each, all with as many ranks
         if servers:
             hosts = [host for host, ranks in servers for _ in range(ranks)]
@@ -259,7 +259,7 @@ class RayRuntime:
     def _span_pools(self, hosts: Sequence[str], generation: ParallelSizes, *, in_ray: bool = True) -> None:
         """Join the actor's ranks and the generating ranks (on `hosts`) in one torch.distributed group.
 
-        in_ray: a pool generates; servers outside Ray count as on other machines.
+        in_ray: whether a pool of Ray generates; servers outside Ray are assumed to be on other machines.
         """
         group = self._groups[self._home]
         span = Span(
@@ -276,7 +276,7 @@ class RayRuntime:
 
 
 class ReplaceablePool(RolloutPool):
-    """Pool whose processes are replaced together: ranks of one engine cannot do without each other."""
+    """Pool whose processes are all replaced if one is lost, because the ranks of an engine need each other."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class ReplaceablePool(RolloutPool):
     ) -> None:
         """build: builds the workers of the group, and joins them with the actor's ranks.
 
-        machines: those of an elastic pool; None: Ray chooses where new processes run.
+        machines: machines of an elastic pool; None: Ray chooses where new processes run.
         """
         self._group, self._log, self._deadline, self._build = group, log, deadline, build
         self._machines = machines
@@ -312,7 +312,7 @@ class ReplaceablePool(RolloutPool):
         Without that error the actor's ranks would wait for the dead rank in the exchange of weights.
         """
         if self._machines and self._machines.must_change():
-            self._log.settle(deadline=self._deadline.seconds)  # with `rollout.partial` calls are under way
+            self._log.settle(deadline=self._deadline.seconds)  # with `rollout.partial` calls are still running
             self._renew()
         elif dead := self._dead_ranks():
             raise CommunicationError(", ".join(dead))
@@ -333,7 +333,7 @@ class ReplaceablePool(RolloutPool):
         return [str(rank) for rank in self._group.inspect() if rank.is_dead]
 
     def drain(self) -> Report:
-        """Return a report of the changes since the last call of `drain`, which may have been between two steps."""
+        """Return a report of the replacements and changes of size since the last call of `drain`."""
         report, self._report = self._report, Report(sums={REPLACEMENTS: 0.0})
         if self._machines:
             report.sums |= {RESIZES: float(self._resizes), REPEATED: float(self.repeated_rows)}
@@ -345,11 +345,11 @@ class ReplaceablePool(RolloutPool):
         return report
 
     def replace(self, error: CommunicationError) -> None:
-        """Replace the processes; raise the error if no rank has died, or if too many have on machines that stay."""
+        """Replace the processes; raise the error if no rank died, or after MAX_REPLACEMENTS without a response."""
         if isinstance(error, TooFewNodesError):
             raise error
         if self._machines:
-            time.sleep(LOOK_SECONDS)  # a machine's processes may end before Ray's own
+            time.sleep(LOOK_SECONDS)  # the pool's processes may end before Ray's own on that machine
         if not (self._machines and self._machines.must_change()):
             lost = self._dead_ranks()
             if not lost or self._in_a_row == MAX_REPLACEMENTS:
@@ -364,7 +364,7 @@ class ReplaceablePool(RolloutPool):
             self.replace(another)
 
     def _renew(self) -> None:
-        """Start new processes, those of an elastic pool on its current machines, and build their workers."""
+        """Start new processes (for an elastic pool on its current machines), and build their workers."""
         with self._log.recorder.span(CONTROLLER, f"replace the processes of {self._group.name}"):
             self._resizes += bool(self._machines and self._machines.move())
             self._group.restart()

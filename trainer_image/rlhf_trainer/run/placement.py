@@ -87,9 +87,9 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
 def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) -> tuple[list[Job], str]:
     """Return the jobs with their CPU slots, and a sentence on the choice; empty if nothing was chosen.
 
-    All jobs with open slots get the same number, so that processes may stay from job to job: the number of a job of the
-    file that has begun in the run folder (not with `restart`), if it is enough for all, or else the mapper's. Nothing
-    changes where OMP_NUM_THREADS gives a slot's threads, as the operator does, or where a model's shape is unknown.
+    All jobs with open slots get the same number, so that the next job can take over the processes. It is the number of
+    a job that has begun in the run folder, if enough for all jobs and without `restart`, else the mapper's choice. Jobs
+    stay as they are if OMP_NUM_THREADS is set (the operator sets it), or if the shape of a model is unknown.
     """
     opened = [job for job in jobs if _leaves_slots_open(job)]
     if opened and (own := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():

@@ -61,9 +61,9 @@ def _addresses(job: Job) -> list[tuple[str, str]]:
 
 
 def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapping[Role, tuple[Model, str]]) -> None:
-    """Raise SpecError if a model cannot be cut into its pipeline stages, tensor shards, parts of experts and of a row.
+    """Raise SpecError if a model cannot be cut into so many pipeline stages, tensor shards, expert or context parts.
 
-    A run judges the sizes that it takes, and the deep check those in the manifest (`place.sizes_in`).
+    A run checks the sizes of its placement, the deep check those of the manifest (`place.sizes_in`).
 
     sizes: by role; models: by role (model with the same shape, folder of this model).
     """
@@ -119,7 +119,7 @@ def require_generating(jobs: Sequence[Job], job: Job, output: Path) -> None:
 def require_mixtures(job: Job, experts: Mapping[Role, int]) -> None:
     """Raise SpecError for settings of mixtures that the job's first trained model cannot follow.
 
-    experts: by role, those in a layer; below 2 if the model is dense. A role that is missing is not judged.
+    experts: number of experts in a layer, by role; below 2 if the model is dense. A missing role is not checked.
     """
     replays, balances = job.spec.rollout.routing == "Replay", bool(job.spec.training.router_aux_loss)
     asked = {"rollout.routing": replays, "training.routerAuxLoss": balances}
@@ -158,6 +158,6 @@ def other_vocabularies(job: Job, models: Mapping[Role, Model], folders: Mapping[
 
 
 def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:
-    """Whether all data sets that other jobs write for this job are there; `made`: identity that each job must have."""
+    """Whether all data sets that other jobs write for this job exist; `made`: identity that each job must have."""
     written = {name: finished.identity for name, finished in finished_jobs(output).items()}
     return all(name in written and written[name] == made[name] for name in data_from_jobs(job).values())

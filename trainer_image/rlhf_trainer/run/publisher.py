@@ -89,9 +89,9 @@ class Publisher(Reporter):
             self._react(new)
 
     def _look(self, report: StepReport) -> tuple[StepReport, Mapping[str, str]]:
-        """Return the report with warnings of new causes and a metric `cause/<cause>` for each; and their warnings.
+        """Return (report with warnings of new causes and a metric `cause/<cause>` for each cause, these warnings).
 
-        Causes of which earlier attempts have told are not new. `spec.watch.causes` may turn it off.
+        Causes that earlier attempts have reported are not new. `spec.watch.causes: Off` turns the search off.
         """
         if self._job.spec.watch.causes == "Off":
             return report, {}
@@ -121,7 +121,7 @@ class Publisher(Reporter):
         return {each.cause: f"{each.cause} at step {step}: {each.warning()}" for each in found}
 
     def _react(self, new: Mapping[str, str]) -> None:
-        """Tell the status of new causes, and do what `spec.watch.causes` says; SpecError if it is Fail."""
+        """Write the causes to the status, and warn or pause by `spec.watch.causes`; SpecError if that is Fail."""
         self.folder.note(causes=tuple((self._causes or {}).values()))
         reaction = self._job.spec.watch.causes
         react(reaction, f"{self._job.name}: spec.watch.causes", [*new.values()])

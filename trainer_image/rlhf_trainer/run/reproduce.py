@@ -75,19 +75,19 @@ def reproduce(
     sets: Sequence[str],
     say: Callable[[str], None],
 ) -> None:
-    """Make steps of a job in the folder `run` again, in `<run>-reproduced`, and say how they compare.
+    """Repeat steps of a job of the folder `run` in `<run>-reproduced`, and say whether both runs are equal.
 
     The folder `run` is only read. job: by default the one that began last. count: number of steps. after: step of the
     checkpoint to begin at; None: the start. sets: changes of the manifest.
-    Raises SpecError for what is not there, DataError for an input that is gone, NumericsError if the steps differ, and
-    ConfigError if inputs differed, whatever the steps are.
+    Raises SpecError for a missing run, job, step or checkpoint, DataError for a missing input, NumericsError if only
+    the steps differ, and ConfigError if inputs differ, even if the steps are equal.
     """
     original = _original(run, job, count, after)
     target = run.resolve().with_name(f"{run.resolve().name}-reproduced")
     if target.exists():
         raise SpecError([Problem(str(target), "is there already; move it away")])
     for entry in original.document["read"]:
-        with suppress(DataError):  # code that is gone is told when it is imported
+        with suppress(DataError):  # the import reports code that is missing
             add_search_path(local_path(entry["uri"]))
     name, steps, overrides = original.job.name, original.steps, [*sets, *OWN_SETTINGS]
     (again,) = load_with_finished(run, original.manifest, overrides)
@@ -126,7 +126,7 @@ def _make_again(original: Original, again: Job, target: Path, overrides: Sequenc
 
 
 def _original(run: Path, job: str | None, count: int, after: int | None) -> Original:
-    """Return the job to make again. SpecError if a run, a job, a step or a checkpoint is not there."""
+    """Return the job to repeat. SpecError if a run, a job, a step or a checkpoint is missing."""
     folders = {folder.path.name: folder for folder in job_folders(run)}
     name = job or [*folders][-1]
     if name not in folders:
@@ -152,7 +152,7 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
 
 
 def _sources(again: Job, run: Path) -> list[Source]:
-    """Return what a job reads. DataError for files that are gone."""
+    """Return the inputs of a job with their files. DataError for missing files."""
     sources = list(sources_of(again, run))
     for entry, files in sources:
         if not (files or entry["uri"].startswith(HUB)):
@@ -182,7 +182,7 @@ def _differing_inputs(original: Original, again: Job, entries: Sequence[Entry]) 
 
 
 def _first_line(before: str, after: str) -> str:
-    """Return which line of a data file differs first from another's, as the end of a sentence; empty if unknown."""
+    """Return a clause that names the first line in which two data files differ; empty if unknown."""
     with suppress(DataError, OSError):
         files = [local_path(uri) for uri in (before, after)]
         if all(map(are_rows, files)):

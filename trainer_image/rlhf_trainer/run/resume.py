@@ -88,9 +88,9 @@ def inputs(job: Job, made: Mapping[str, str]) -> dict[str, str]:
 
 
 def changed(job: Job, folder: JobFolder, newest: Checkpoint | None) -> tuple[list[str], list[Problem]]:
-    """Return (changed fields of the job's length, problems that bar the job from going on), by the saved manifest."""
+    """Compare with the saved manifest: return (changed fields of the job's length, problems that forbid to resume)."""
     before, after = kubectl_yaml.read(folder.saved(JOB_FILE, newest), "")[0], document_of(job)
-    with suppress(SpecError):  # an earlier version wrote no fields that are new
+    with suppress(SpecError):  # an earlier version lacked fields that are new
         before = document_of(Job.parse(before))
     new_length = [field for field in differing_paths(before, after) if field in LENGTHS]
     if found := changes(before, after):
@@ -112,7 +112,7 @@ def start_of(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mappin
             with reading(checkpoint.uri):
                 before = parsed(checkpoint.text(RUN))
         except EnvironmentProblem as error:
-            if not isinstance(error.__cause__, FileNotFoundError):  # of an earlier version
+            if not isinstance(error.__cause__, FileNotFoundError):  # a checkpoint of an earlier version lacks the file
                 raise
     sentence = "is not what it was at the checkpoint; the next steps use what it is now"
     changed = [f"{name} {sentence}" for name in changed_files(before["read"], own)]

@@ -117,8 +117,8 @@ class OwnProcess(subprocess.Popen[bytes]):
     """Process of our own Ray, which blocks the signals that stop a run, as do all its children.
 
     Terminals and `timeout` send the signals to a process group, service managers to every process; but a run that stops
-    needs Ray for its checkpoint. If this program is killed, a shell that waits for its end kills the process, too:
-    Ray's agents would try for a minute to reach what has ended with it.
+    needs Ray for its checkpoint. A shell waits until this program ends, and then kills the process. Otherwise Ray's
+    agents would try for a minute to reach Ray processes that have ended.
     """
 
     started: ClassVar[list[OwnProcess]] = []
@@ -127,7 +127,7 @@ class OwnProcess(subprocess.Popen[bytes]):
 
     def __init__(
         self, command: Sequence[str], *, preexec_fn: Callable[[], None], **options: Any
-    ) -> None:  # those of Popen
+    ) -> None:  # options: those of Popen
         def prepare() -> None:
             preexec_fn()
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -158,10 +158,10 @@ class OwnProcess(subprocess.Popen[bytes]):
 def started_by_us(reserved: socket.socket) -> Iterator[None]:
     """Patch Ray in the block: a Ray that starts there consists of `OwnProcess`es and does not show its logs.
 
-    This Ray has no process for a dashboard, for more machines, or for logs: nothing needs them, each takes CPU to
-    start, and Ray waits for the first. The raylet would wait for its agents, which are Python programs, to write down
-    their ports, and end itself after 15 s. So the ports are written down before the agents start. The socket `reserved`
-    keeps the port of the agent that is used.
+    This Ray starts no dashboard, autoscaler monitor or log monitor: a run needs none, each takes CPU to start, and Ray
+    waits for the dashboard. The raylet waits for its agents, which are Python programs, to write their ports to files,
+    and ends itself after 15 s. So the ports are written before the agents start. The socket `reserved` keeps the port
+    of the one agent that serves (the runtime environment's).
     """
     start_raylet = Node.start_raylet
     OwnProcess.started.clear()

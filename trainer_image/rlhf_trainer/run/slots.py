@@ -139,7 +139,7 @@ def settings(device: Device) -> dict[str, str]:
     """Return the settings of memory and waiting threads for processes on a device; the user's own values win."""
     if device == "CPU":
         return {name: os.environ.get(name, value) for name, value in VARIABLES["CPU"].items()}
-    is_known = tuple(map(int, version("torch").split(".")[:2])) >= (2, 13)  # others refuse unknown names
+    is_known = tuple(map(int, version("torch").split(".")[:2])) >= (2, 13)  # older versions refuse unknown names
     return VARIABLES["GPU"] if is_known and not any(name in os.environ for name in ALLOCATOR) else {}
 
 
@@ -163,7 +163,7 @@ def join(device: Device, timeout_seconds: float, meeting: Meeting) -> int:
 
 
 def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:
-    """Return OMP_NUM_THREADS for each pool, unless the user, or in pods the operator by their cores, has set it."""
+    """Return OMP_NUM_THREADS by pool; a number set by the user wins. Empty in the operator's pods, which set it."""
     if own_attempt():
         return [{} for _ in pools]
     own = os.environ.get(THREADS, "")

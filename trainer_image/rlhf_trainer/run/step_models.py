@@ -18,13 +18,13 @@ Rows: TypeAlias = Any  # a batch of references on the controller, of tensors und
 Scorers = Sequence[Sequence[tuple[str, str]]]
 """Scoring calls (model, method) in other pools, for each generating call of a step in order."""
 MAY_BE_LEFT_OUT = ("reference", "reward")
-"""Models that a job may do without; each call of one then returns the batch unchanged."""
+"""Models that a job may lack; each call of a missing model returns the batch unchanged."""
 
 
 class RolloutPool:
     """Processes that generate responses outside of the actor's pool; the loss of one ends the attempt.
 
-    `on_ray` has pools that go on without lost processes.
+    A `ReplaceablePool` of `on_ray` replaces lost processes instead.
     """
 
     repeated_rows = 0
@@ -142,7 +142,7 @@ class StreamingRollout:
         if batch.step != self._step:
             self._step, self._pending_scorers = batch.step, list(self._scorers)
             self._streams.forget()
-        # an own step may generate more often than its recorded one
+        # the step of a user's algorithm may make more generating calls than its recorded graph has
         scorers = self._pending_scorers.pop(0) if self._pending_scorers else ()
         batch = self._generate(batch, **options)
         for groups in self._streams.groups(batch):
@@ -153,7 +153,7 @@ class StreamingRollout:
 
 def with_calls(handle: Handle, **calls: Callable[..., object]) -> Handle:
     """Return a copy of a handle, or of a pool, in which the given functions replace the methods of the same names."""
-    changed = object.__new__(type(handle))  # `copy` would ask a stand-in for methods that it lacks
+    changed = object.__new__(type(handle))  # `copy` would look up methods that a stand-in lacks
     vars(changed).update(vars(handle) | calls)
     return changed
 

@@ -23,7 +23,7 @@ from rlhf_trainer.run_folder.repeated import by_step
 
 
 class Tuning:
-    """Search in a run folder of the shared jobs, `output`, that has a run folder for each trial."""
+    """Search of `rlhf tune`; the run folder `output` holds the shared jobs and a run folder for each trial."""
 
     def __init__(
         self, search: Search, manifest: Path, output: Path, sets: Sequence[str], say: Callable[[str], None]
@@ -46,7 +46,7 @@ class Tuning:
                 unfinished(chain, output / trial.name)
 
     def run(self) -> Trial:
-        """Run the shared jobs and then the trials, and return the best; rungs where a trial has been are kept.
+        """Run the shared jobs and then the trials; return the best trial. Trials do not repeat rungs that they reached.
 
         Raises TrainerError if a shared job or every trial fails.
         """
@@ -71,7 +71,7 @@ class Tuning:
         return best
 
     def _go_on(self, trials: Sequence[Trial], rung: Rung) -> None:
-        """Train trials to a rung, one after the other, but those that have a measure there."""
+        """Train the trials that have no measure at a rung yet up to this rung, one after the other."""
         for trial in trials:
             output, reason = self._output / trial.name, ""
             if self._measured(output, rung) is None:
@@ -80,7 +80,7 @@ class Tuning:
                 try:
                     self._run(output, [*self._sets, *self._search.sets(trial, rung)], self._names, self._slots)
                 except Paused:
-                    pass  # at the rung
+                    pass  # the trial has reached the rung
                 except Exception as error:  # noqa: BLE001 a trial that fails is a row of the table
                     reason = str(user_error(error)).splitlines()[0]
             trial.step, trial.value = self._measured(output, rung) or (rung.step, None)
@@ -98,7 +98,7 @@ class Tuning:
     def _measured(self, output: Path, rung: Rung) -> tuple[int, float] | None:
         """Return a trial's first measure at a rung or after it, with its step; None if there is none with a checkpoint.
 
-        After it: with a larger budget the trial went on without a pause there.
+        An earlier search with another budget has other rungs, so it may have trained the trial past this one.
         """
         folder, measure, total = files.JobFolder(output, self._job), self._search.measure, self._search.rungs[-1].step
         with files.reading(folder.path):
@@ -112,7 +112,7 @@ class Tuning:
             return None if value is None else (total, value)
 
     def _link_shared(self, output: Path) -> None:
-        """Give a trial's run folder links to the finished jobs of the tuning's."""
+        """Link the finished shared jobs into a trial's run folder."""
         with files.writing(output):
             output.mkdir(exist_ok=True)
             there = {self._job.name, *(each.name for each in output.iterdir())}

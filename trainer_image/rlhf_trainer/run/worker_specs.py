@@ -1,7 +1,7 @@
-"""Worker class and arguments of every role of a job, answered once for all pools. Nothing is started here.
+"""Worker class and arguments of every role of a job, for all pools. Nothing is started here.
 
-WORKERS gives the worker class by the protocol of a step's parameter; `workers` of the algorithm wins. The arguments
-hold all else that a job chooses. From them follow the fields that each method reads and adds (`WorkerSpec.transfers`).
+WORKERS gives the worker class by the protocol of a step's parameter; `workers` of the algorithm overrides it. The
+arguments hold all other choices of a job, and determine the fields that methods read and add (`WorkerSpec.transfers`).
 """
 
 import math
@@ -101,9 +101,9 @@ def setting_of(
 
 
 def with_routing(job: Job, folders: Mapping[Role, str], placed: DeviceMapping, say: Callable[[str], None]) -> Job:
-    """Return the job with a choice of `rollout.routing`: if it is open, by its actor's config.json.
+    """Return the job with `rollout.routing` set; if the manifest leaves it open, the actor's config.json decides.
 
-    say: told of a mixture whose routing cannot be replayed.
+    say: called with a sentence if the routing of a mixture cannot be replayed.
     """
     if not job.may_replay_routing:
         return job
@@ -116,7 +116,7 @@ def with_routing(job: Job, folders: Mapping[Role, str], placed: DeviceMapping, s
 
 
 def data_spec(job: Job, placed: DeviceMapping, folders: Mapping[Role, str]) -> WorkerSpec:
-    """Return the spec of the worker `data`, which tells how many rows there are before the others are built."""
+    """Return the spec of the worker `data`, which is built first and counts the rows for the other workers."""
     sizes = (pool.slots_per_machine[0] * count for pool in placed.pools for count in pool.allowed_machine_counts)
     slots = math.lcm(*(pool.size for pool in placed.pools), *sizes)
     if job.spec.algorithm.data == "layers":
@@ -125,7 +125,7 @@ def data_spec(job: Job, placed: DeviceMapping, folders: Mapping[Role, str]) -> W
 
 
 def agreed(job: Job, shapes: Sequence[DataShape]) -> DataShape:
-    """Return the data shape that all ranks have found; DataError if ranks have read different rows or orders."""
+    """Return the data shape, on which all ranks must agree; DataError if ranks have read different rows or orders."""
     for path in shapes[0].digests:
         if len({shape.digests[path] for shape in shapes}) > 1:
             problem = "has not the same rows, in the same order, for every rank"
@@ -193,14 +193,14 @@ def _class_of(job: Job, role: Role) -> type:
     shaping = getattr(job.spec.algorithm, "rewards", RewardShaping())
     is_score = isinstance(job.spec.models.reward, Model) and shaping.truncated == "Keep"
     if role == "reward" and (job.spec.rollout.has_turns or not is_score):
-        return ScoringWorker  # a reward that is more than a model
+        return ScoringWorker  # the reward is more than the score of a model
     return workers_of(type(job.spec.algorithm))[role]
 
 
 def helper_specs(setting: WorkerSetting, *, path: Path, columns: Collection[str] = ()) -> dict[str, WorkerSpec]:
     """Return the specs of the workers without a placed model, which run in the pool of the job's saved model.
 
-    They compute advantages, choose pairs, write what a job makes, score evaluations or call reward functions.
+    They compute advantages, choose pairs, write data sets, merge models, score evaluations or call reward functions.
     setting: the `WorkerSetting` of the saved model.
     """
     job, folder = setting.job, path.resolve()
@@ -218,7 +218,7 @@ def helper_specs(setting: WorkerSetting, *, path: Path, columns: Collection[str]
         specs["rollouts"] = WorkerSpec(RolloutKeeper, {"setting": setting, "file": str(folder / ROLLOUTS)})
     no_models: dict[Role, bool] = {"reward": job.has_reward, "teacher": bool(job.spec.models.teacher_endpoints)}
     for role, is_used in no_models.items():
-        if is_used and role not in job.placed_roles():  # it takes no slot of its own
+        if is_used and role not in job.placed_roles():  # the role has no slot of its own
             specs[role] = model_spec(setting, role)
     return specs
 
