@@ -79,8 +79,8 @@ def reproduce(
 
     The folder `run` is only read. job: by default the one that began last. count: number of steps. after: step of the
     checkpoint to begin at; None: the start. sets: changes of the manifest.
-    Raises SpecError for a missing run, job, step or checkpoint, DataError for a missing input, NumericsError if only
-    the steps differ, and ConfigError if inputs differ, even if the steps are equal.
+    Raises SpecError for a missing run, job, step or checkpoint, and DataError for a missing input. Raises ConfigError
+    if inputs differ, even if the steps are equal; else NumericsError if the steps differ.
     """
     original = _original(run, job, count, after)
     target = run.resolve().with_name(f"{run.resolve().name}-reproduced")

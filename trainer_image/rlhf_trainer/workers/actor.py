@@ -77,7 +77,7 @@ class ActorWorker(GeneratingActor):
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **arguments: Any) -> Marks:
-        """Declare that `update_actor` also gets the critic and what it learns from, if the updates are fused."""
+        """Declare that `update_actor` also gets the critic and the fields that it learns from, if updates are fused."""
         marks = super().change_transfers(marks, setting=setting, **arguments)
         if not setting.fuses_updates:
             return marks
@@ -117,7 +117,7 @@ class ActorWorker(GeneratingActor):
             return
         if self._correction and "old_log_probs" in rows:
             rows[WEIGHTS] = self._rollout_weights(rows["old_log_probs"], rows, self._correction)
-        trained = (batch["response_mask"] > 0).any(1)  # neither padding nor left out by dynamic sampling
+        trained = (batch["response_mask"] > 0).any(1)  # no padding, and not left out by dynamic sampling
         with self.next_policy():
             batches = mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size)
             for number, chosen in enumerate(batches):
@@ -132,7 +132,7 @@ class ActorWorker(GeneratingActor):
         kl = kl_estimate(rows["rollout_log_probs"], rows["old_log_probs"], estimator="K3")
         mask, mesh = rows["response_mask"], self.trainer.mesh
         total, tokens = mesh.sum([masked_sum(kl, mask), mask.sum()])
-        is_beyond = not total <= gate.kl * tokens  # NaN is beyond
+        is_beyond = not total <= gate.kl * tokens  # NaN exceeds the gate, too
         is_counted = is_beyond and mesh.coordinate("data") == 0  # the record sums over the data axis
         recorder.add("skipped_updates/mismatch", float(is_counted))
         return is_beyond
@@ -145,7 +145,7 @@ class ActorWorker(GeneratingActor):
         def loss(found: Likelihood, micro: Fields) -> Tensor:
             total, deviation = self._loss(found, micro, normalizer=normalizer)
             if is_first:
-                # without a pass of their own this is the first one over the responses
+                # without a scoring pass this is the first pass over the responses
                 differences.append(deviation if self.has_scored else self._measure(found.log_probs.detach(), micro))
             return total
 
@@ -154,7 +154,7 @@ class ActorWorker(GeneratingActor):
             norm, _ = yield from self.trainer.updating(fields, self._texts_of, term, step=step)
         recorder.maximum("grad_norm/policy", norm)
         if differences and self.has_scored:
-            deviation = float(torch.stack(differences).max())  # only rounding should cause it
+            deviation = float(torch.stack(differences).max())  # only rounding should move the ratio off 1
             recorder.maximum("ratio/first_max_deviation", deviation)
             if deviation > FIRST_RATIO_LIMIT[self.setting.compute_dtype]:
                 sentence = f"the first mini-batch's probability ratio is off 1 by {deviation:.2g}, which should be 0"
@@ -249,9 +249,9 @@ class ActorWorker(GeneratingActor):
         return checked
 
     def _rollout_weights(self, old: Tensor, rows: Fields, correction: RolloutCorrection) -> Tensor:
-        """Return each token's importance weight, trainer's over generator's probability, and record measures of them.
+        """Return each token's importance weight (trainer's over generator's probability); record statistics of weights.
 
-        With `normalize` a collective: rows are then those of the whole step.
+        With `normalize` a collective, as the mean is that of all rows of the step.
         """
         mask = rows["response_mask"]
         weights, bounded, vetoed = correct_rollout(old - rows["rollout_log_probs"], mask, correction=correction)

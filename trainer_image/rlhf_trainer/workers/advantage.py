@@ -79,7 +79,7 @@ class AdvantageWorker:
         self.multiplier = counters.get("multiplier")
 
     def compute_advantage(self, batch: Batch) -> Fields:
-        """Return the fields that the algorithm's advantage gives; a number per response is put on all its tokens."""
+        """Return the fields that the algorithm's advantage gives; a number per response is repeated on its tokens."""
         if "token_rewards" not in batch.fields:
             batch = batch.with_fields(self.compute_rewards(batch))
         if "teacher_log_probs" in batch.fields:
@@ -98,8 +98,8 @@ class AdvantageWorker:
     def compute_rewards(self, batch: Batch) -> Fields:
         """Return token_rewards [B, T] and, if the algorithm knows costs, token_costs [B, T].
 
-        token_costs are the cost on the last token plus the KL penalty on each: a mixture with rewards keeps the whole
-        penalty. Without a cost critic token_rewards are the mixture of rewards and costs, for the only critic.
+        token_costs are the cost on the last token plus the KL penalty on each token, so a mixture with rewards keeps
+        the whole penalty. Without a cost critic token_rewards are this mixture, from which the only critic learns.
         """
         algorithm, rewards = self._algorithm, self.token_rewards(batch)
         fields = {"token_rewards": rewards}
@@ -185,7 +185,7 @@ class AdvantageWorker:
             self._kl.follow(*sum_over_ranks([total, batch["valid"].sum()]))
 
     def gathered(self, here: Tensor, batch: Batch) -> Tensor | None:
-        """Return a number for each row of all ranks, float64 [N]; None if the options compare no responses.
+        """Return a number for each row of all ranks, float64 [N]; None if the algorithm compares no responses.
 
         here: the numbers [B] of this rank's rows. Every rank gets the numbers of all rows, as the responses to a prompt
         may lie on several ranks. A padding row, or a row without a score, is NaN.

@@ -1,6 +1,6 @@
-"""Episodes of agents: programs of the user's call the model through a proxy, which an engine's first rank has.
+"""Episodes of agents: the user's programs call the model through a proxy, which runs on an engine's first rank.
 
-The first rank gives the other ranks of the engine its calls, and the episodes as they end.
+The first rank sends new calls and ended episodes to the other ranks of the engine.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from rlhf_trainer.workers.episodes import Responder, ResponseEnded, require_some
 from rlhf_trainer.workers.samples import EPISODES, RAW_PROMPTS, as_bytes, from_bytes
 
 REQUESTS = 4
-"""Most requests of an episode for each of rollout.maxTurns, refused ones among them."""
+"""Most requests of an episode per turn of rollout.maxTurns, including refused ones."""
 IDLE_SECONDS = 0.01
 """Seconds that an idle engine waits for a call before it looks for ended programs and new weights."""
 COUNTED = ("refused", "dropped", "program_seconds", "waiting_seconds", "model_seconds")
@@ -53,7 +53,7 @@ class EndedEpisode:
     response: Response = EMPTY_RESPONSE
     reward: float = 0.0
     failure: str = ""
-    """Reason why nothing is learned from the episode, as the predicate of a sentence; empty if it is."""
+    """Reason why nothing is learned from the episode, as the predicate of a sentence; empty if it did not fail."""
     failure_kind: Kind = "raised"
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts and seconds of the episode; empty for a padding row."""
@@ -93,11 +93,11 @@ class Program:
         self.tools = []
 
     def end(self, found: Any, prompt: Ids, *, needs_reward: bool) -> EndedEpisode:
-        """Return the ended episode; found: result or failure; needs_reward: whether no one else gives one."""
+        """Return the ended episode; found: the program's result or failure; needs_reward: nobody else gives one."""
         talk, failure = self.conversation, self.failure
         response = talk.finish(finished=not talk.limit)
         if isinstance(found, AnswerFailure):
-            is_excused = bool(talk.limit) and found.kind == "raised"  # by the refusal, most likely
+            is_excused = bool(talk.limit) and found.kind == "raised"  # most likely a refused request raised it
             failure = failure or ("" if is_excused else found.what)
         else:
             self.rewards += [] if found is None else [found]
@@ -118,7 +118,7 @@ class Program:
 
 
 class ProgramRunner:
-    """Programs of an engine, and their proxy, on the engine's first rank."""
+    """Runner of an engine's programs and of their proxy, on the engine's first rank."""
 
     def __init__(self, setting: WorkerSetting, encoder: TurnEncoder, environments: Environments) -> None:
         """Start the proxy."""
@@ -144,16 +144,16 @@ class ProgramRunner:
         self._seed: Callable[[int, int], int] = lambda *_: 0
 
     def play(self, rows: Mapping[int, Row], seed: Callable[[int, int], int]) -> None:
-        """Have programs played for rows, by their numbers; seed: function of (row, number of a call)."""
+        """Set the rows to play, by number; `commands` starts their programs. seed: function of (row, call's number)."""
         self._rows, self._seed, self._waiting = rows, seed, deque(rows)
 
     def commands(self, *, is_idle: bool) -> EngineCommands:
-        """Take what programs have sent, and return what follows; is_idle: whether to wait a little for a call."""
+        """Handle the programs' requests, return the commands for all ranks; is_idle: wait a little for a request."""
         while self._waiting and len(self._programs) < self._environments.most:
             self._start(self._waiting.popleft())
         ended = self._environments.answers(seconds=0)
         for pending, is_gone in self.proxy.received(seconds=IDLE_SECONDS if is_idle and not ended else 0):
-            self._take(pending, is_gone=is_gone)  # before the ends: it was sent before
+            self._take(pending, is_gone=is_gone)  # a program sends requests before it ends
         keys = {program.row: key for key, program in self._programs.items()}
         for row, found in ended:
             self._end(keys[row], found)
@@ -209,7 +209,7 @@ class ProgramRunner:
         self._commands.begun.append((number, call.prompt, self._seed(program.row, call.number), options))
 
     def _reward(self, program: Program, pending: PendingRequest) -> None:
-        if not self._gives_reward:  # else code of the model could add to it: it may have the key
+        if not self._gives_reward:  # else code that the model wrote could add to the reward, as it may know the key
             raise RefusalError(403, "models.reward gives the reward")
         try:
             reward = number_of(pending.body.get("reward"))
@@ -224,7 +224,7 @@ class ProgramRunner:
         pending.reply(refusal.body, status=refusal.status)
 
     def _forget(self, number: int) -> None:
-        """Take a call from those under way; without another the program's time goes on."""
+        """Remove an unfinished call; if the program has no other call, its own time starts again."""
         pending, _, _, span = self._calls.pop(number)
         recorder.end(span)
         program = self._programs[pending.key]
@@ -234,13 +234,13 @@ class ProgramRunner:
             self._environments.resume(program.row)
 
     def _drop(self, number: int) -> None:
-        """End a call for whose answer the program does not wait."""
+        """Abort a call whose program no longer waits for the answer."""
         self._programs[self._calls[number][0].key].facts["dropped"] += 1
         self._forget(number)
         self._commands.aborted.append(number)
 
     def _end(self, key: str, found: Any) -> None:
-        """End an episode, and all that its program has left."""
+        """End an episode with the calls, requests and spans that its program has left open."""
         program = self._programs[key]
         program.facts["refused"] += self.proxy.forget(key)
         for number in list(program.under_way):
@@ -301,7 +301,7 @@ class AgentResponder(Responder):
     def respond(
         self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded
     ) -> tuple[list[Ids], list[Response]]:
-        """Return the prompts of the first calls and the episodes of this rank's rows; ended: called with each."""
+        """Return the first calls' prompts and the episodes of this rank's rows; ended: called as each episode ends."""
         engine, runner, seed = self._engine, self._runner, self._job.spec.training.seed
         self._episodes = [EndedEpisode(prompt=prompt) for prompt in prompts]
         rows = {row: (_row_of(batch, row), prompts[row]) for row in range(len(prompts)) if batch["valid"][row] > 0}
@@ -329,6 +329,6 @@ class AgentResponder(Responder):
 
 
 def _row_of(batch: Batch, row: int) -> dict[str, Any]:
-    """Return the row of the data for a program: its prompt as it stands in the file, and its named columns."""
+    """Return a row of the data for its program: the prompt as written in the file, and the named columns."""
     fields = (name for name in (RAW_PROMPTS, "columns") if name in batch.fields)
     return {key: value for name in fields for key, value in from_bytes(batch[name][row]).items()}

@@ -57,7 +57,7 @@ class WorkerSetting:
     layout: ParallelSizes | None = None
     """Layout of the model over the ranks of its pool; None: every rank is a data-parallel one."""
     fuses_updates: bool = False
-    """Whether the actor's update also makes that of the critic in its process, with fused passes."""
+    """Whether `update_actor` also updates the critic of the same process, with fused passes."""
 
     @property
     def path(self) -> str:
@@ -77,7 +77,7 @@ class WorkerSetting:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Put job and field of the model folder before an error of the block whose text does not begin with them."""
+        """Put the job and the model's field before the text of an error of the block, unless they are there already."""
         try:
             yield
         except TrainerError as error:
@@ -101,11 +101,11 @@ class WorkerSetting:
 
     @property
     def replays_routing(self) -> bool:
-        """Whether responses bring the experts of their tokens; `run.worker_specs.with_routing` sets an open choice."""
+        """Whether responses have the experts of their tokens; `run.worker_specs.with_routing` sets an open choice."""
         return self.job.spec.rollout.routing == "Replay"
 
     def must_replay_routing(self) -> bool:
-        """Whether the job replays the routing of its actor, this model: if it may, and the model has experts.
+        """Whether the job replays the routing of this model, its actor: the job allows it, and the model has experts.
 
         ConfigError if the manifest asks for it, but the model is dense, or its routers are not known.
         """
@@ -235,7 +235,7 @@ class TrainedModel:
     def begin_checkpoint(self, *, uri: str, copies: bool, bytes_per_second: float = 0.0) -> None:
         """Begin to save weights, optimizer moments, random state below `uri`; copies: see `TrainerState.begin_save`.
 
-        bytes_per_second: of all uploads of this node; 0: no limit.
+        bytes_per_second: limit for all uploads of this node together; 0: no limit.
         """
         self._pace = UploadPace(bytes_per_second) if bytes_per_second else None
         upload_folder = UploadFolder(f"{uri}/{self.setting.role}", self._pace)
@@ -255,7 +255,7 @@ class TrainedModel:
     def end_checkpoint(self, *, waits: bool = True) -> str:
         """Return the checksum of this rank's part of the last checkpoint, empty while it is being written.
 
-        waits: end it as fast as it goes.
+        waits: lift the limit of uploads, and wait until the checkpoint is written.
         """
         if waits and self._pace:
             self._pace.lift()
@@ -283,7 +283,7 @@ class TrainedModel:
 
 
 def text_fields(fields: Fields, *if_there: str) -> tuple[str, ...]:
-    """Return the names of a response's fields for `text_of`: with `PARENTS` and `if_there` where the batch has them."""
+    """Return `TEXT_FIELDS`, with those of `PARENTS` and `if_there` that are in `fields`, as names for `text_of`."""
     return (*TEXT_FIELDS, *(name for name in (PARENTS, *if_there) if name in fields))
 
 

@@ -128,7 +128,7 @@ class Play:
         while waiting or self._playing:
             while waiting and len(self._playing) < self._limits.episodes:
                 self._begin(waiting.popleft())
-            seconds = 0.0 if self._engine.is_busy else 0.05  # then the engine can look for new weights
+            seconds = 0.0 if self._engine.is_busy else 0.05  # an idle engine can look for new weights
             found = self._environments.answers(seconds=seconds) if self._environments else []
             for number, answer in self._engine.agreed(found):
                 self._take(number, answer)
@@ -151,9 +151,9 @@ class Play:
             self._times[number] = whole, recorder.begin(phase, name, within=whole)
 
     def _answered(self, number: int, said: Any = None) -> None:
-        """Record the span of the last request, which is answered, and one for each tool in the messages `said`.
+        """End the span of the answered request, and record a span for each tool in the messages `said`.
 
-        Tools run one after the other; only the time of all together is known.
+        A tool's span is as long as the request's: only the time of all tools together is known.
         """
         if not self._environments:
             return

@@ -1,4 +1,4 @@
-"""Check of columns: a row is bad if an empty response is right by it, or a right one is not, or it has no teacher."""
+"""Check of columns: a row is bad if its verifier accepts an empty response or no right one, or without its teacher."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from rlhf_trainer.workers.scoring import UserCode, code_of
 ROWS_AT_ONCE, SECONDS = 256, 3600.0
 """Rows of one call of the verifier, and the call's time limit."""
 PLAIN = re.compile(r"-?(\d{1,3}(,\d{3})+|\d{1,15})(\.\d{1,9})?")
-"""Pattern of right answers that Math surely reads; their rows are not tried, as a data set may have millions."""
+"""Pattern of plain numbers, which Math surely reads; rows with such answers are not checked: there may be millions."""
 
 
 def find_faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> dict[int, str]:
@@ -62,7 +62,7 @@ def _reasons(
     scores = iter(code.scores([*chain(*tried.values())]))
     for row, samples in tried.items():
         empty, *others = [next(scores).value for _ in samples] or [0.0]
-        again = (code.scores([each])[0].value for each in samples[1:])  # without haste
+        again = (code.scores([each])[0].value for each in samples[1:])  # once more, each alone
         if empty == 1.0:
             yield row, "an empty response fulfils"
         elif others and not any(value in (1.0, None) for value in chain(others, again)):
@@ -70,7 +70,7 @@ def _reasons(
 
 
 def _samples(verifier: Verifier, row: int, columns: Mapping[str, Any]) -> list[Sample]:
-    """Return an empty response and right ones; none for plain numbers. ValueError as `right_responses`."""
+    """Return an empty and the right responses to a row; [] for plain numbers. ValueError: see `right_responses`."""
     if isinstance(verifier, Math) and any(map(PLAIN.fullmatch, expectation(verifier, columns[verifier.answer_key]))):
         return []
     given = {name: columns[name] for name in verifier.columns}

@@ -37,7 +37,7 @@ from rlhf_trainer.workers.weight_links import InPlaceWeights, WeightSender
 ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Largest KL per token between trainer and generator that rounding can explain, by compute type."""
 ROUTING_LIMIT = {torch.float32: 0.01, torch.bfloat16: 0.5}
-"""Largest share of other experts by the same weights that rounding can explain, by compute type."""
+"""Largest share of experts that differ by rounding alone between trainer and generator, by compute type."""
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 OLD = ("old_log_probs",)
 SCORED_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "policy_version")
@@ -123,8 +123,8 @@ class GeneratingActor(ActorWithReference):
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
         """Sample a response to each prompt (HybridFlow Table 4); the response of row r depends on (seed, step, r) only.
 
-        On a GPU that holds with `rollout.batchInvariant`; else responses beside it can change how it is rounded.
-        Without `do_sample` each token is the likeliest one. outlet: gets the rows as they end.
+        On a GPU this needs `rollout.batchInvariant`; without it, other responses of the batch can change the rounding.
+        Without `do_sample` each token is the likeliest one. outlet: receives each row when its response ends.
         Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B],
         sampled [B] (0 without `do_sample`) and policy_version [B, T]: how many steps have trained the weights that
         wrote a token.
@@ -167,7 +167,7 @@ class GeneratingActor(ActorWithReference):
 
     @register(ONE_TO_ALL, phase="reshard")
     def publish_weights(self, *, waits: bool) -> None:
-        """Begin to write the weights to `rollout.weightStore`, in a thread; waits: until readers find them there."""
+        """Write the weights to `rollout.weightStore` in a thread; waits: return when readers can find them there."""
         assert self._publisher is not None, "the job has no store of weights"
         with self.trainer.offloader.in_use():
             self._publisher.publish(self.policy_version, waits=waits)
@@ -196,7 +196,7 @@ class GeneratingActor(ActorWithReference):
         if not batch.size:
             return
         behind = self.policy_version - oldest_version(batch.fields)
-        behind = behind[behind.isfinite()]  # rows without a response are no older than others
+        behind = behind[behind.isfinite()]  # the version of a row without a response is inf
         stalest = int(behind.max()) if len(behind) else 0
         recorder.maximum("staleness", stalest)
         for versions, rows in Counter(behind.int().tolist()).items():
@@ -208,7 +208,7 @@ class GeneratingActor(ActorWithReference):
     def routing_measured(self) -> AbstractContextManager[None]:
         """Measure in the `with` block how often generator and trainer choose other experts.
 
-        EnvironmentProblem if that is more than rounding explains, in the first block, where both have the same weights.
+        EnvironmentProblem if rounding does not explain the share in the first block, where both have the same weights.
         """
         if not self._routing:
             return nullcontext()

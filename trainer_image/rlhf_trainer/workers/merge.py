@@ -1,4 +1,4 @@
-"""Workers of a job that merges models; the rows of its batches are parts of the models: their layers."""
+"""Workers of a job that merges models; a row of a batch stands for a part of the models, such as a layer."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rlhf_trainer.workers.data import DataShape
 
 
 class LayerWorker:
-    """The worker in place of a data loader: row 0 is all that is in no layer of a model, row n is layer n - 1."""
+    """Worker that replaces the data loader: row 0 stands for all tensors outside the layers, row n for layer n - 1."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._rows = 1 + setting.config().num_hidden_layers

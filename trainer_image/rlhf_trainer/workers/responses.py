@@ -37,7 +37,7 @@ KEPT_FIELDS = (*TEXT_FIELDS, "finished", "policy_version", "scores")
 MISMATCH_FIELDS = ("old_log_probs", "rollout_log_probs")
 KEPT_IF_THERE = ("advantages", "costs", "columns", "reward_parts", "turn_rewards", PARENTS, EPISODES, *MISMATCH_FIELDS)
 WORST_TOKENS = 10
-"""Number of tokens of a step that are told for their mismatch between trainer and generator."""
+"""Number of tokens of a step that are recorded for the largest mismatch between trainer and generator."""
 SEEDS = 2.0**56
 """Number of different results of `response_seed`."""
 Row = dict[str, Any]
@@ -149,13 +149,13 @@ class RolloutKeeper:
 
     @register(DP_PROTO, reads=KEPT_FIELDS, reads_if_there=KEPT_IF_THERE)
     def keep(self, batch: Batch) -> None:
-        """Add a line to the file for each response to the kept prompts, without rows that nothing is learned from.
+        """Append a line to the file for each response to a kept prompt, except rows from which nothing is learned.
 
-        Rows with one of the step's worst tokens are kept, too: those whose probabilities differ most by the ratio.
+        Rows with one of the step's worst tokens, by the ratio of trainer's to generator's probability, are kept, too.
         """
         learned = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
         worst = self._worst_tokens(batch)
-        # By the prompt: the same choice on any number of ranks and on a resume.
+        # The prompt seeds the draw, so the choice is the same on any number of ranks and after a resume.
         seeds = {row: response_seed(self._seed, batch.step, (batch.start + row) // self._group) for row in learned}
         kept = [
             self._row(batch, row) | ({"worst_tokens": worst[row]} if row in worst else {})
@@ -168,7 +168,7 @@ class RolloutKeeper:
                 file.writelines(["\n" * _is_torn(self._file), *lines])
 
     def _worst_tokens(self, batch: Batch) -> dict[int, list[dict[str, Any]]]:
-        """Return row -> those of the step's worst tokens that lie in this rank's row, the worst first. A collective.
+        """Return the step's worst tokens in this rank's rows, as row -> tokens, the worst first. A collective.
 
         Empty if the batch has no old log-probabilities yet, or only the generator's own.
         """

@@ -17,7 +17,7 @@ from rlhf_trainer.types import PARENTS, Batch
 
 SAMPLE_FIELDS = ("tokens", "attention_mask", "response_mask", "finished", "valid")
 RAW_PROMPTS, EPISODES = "raw_prompts", "episodes"
-"""Batch fields of an agent's job, uint8 [B, C]: prompts as they stand in the file, `EndedEpisode.facts`; as JSON."""
+"""Batch fields of an agent's job, JSON as uint8 [B, C]: prompts as written in the file, and `EndedEpisode.facts`."""
 COLUMNS = ("columns",)
 """Batch field with the data's further columns; only in batches of a job that names such columns."""
 TURN_FIELDS = ("turn_rewards", "played")
@@ -42,7 +42,7 @@ def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sample:
     """Decode one of this rank's rows; an episode's response is its last answer, and its prompt all text before.
 
-    That is all text of the answer's branch, if the row is a tree.
+    In a row that is a tree, the prompt is all text before the answer in the answer's branch.
     """
     places = branches_of(batch, row)[-1]
     written, tokens = batch["response_mask"][row, places] > 0, batch["tokens"][row, places]
@@ -52,7 +52,7 @@ def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sam
     prompt, finished = ~response, bool(batch["finished"][row])
     answer = tokens[response].tolist()
     if finished and answer and answer[-1] in _added_tokens(tokenizer):
-        answer.pop()  # an end token; one that is not special would be text
+        answer.pop()  # an end token that is not special would be decoded as text
     return Sample(
         step=batch.step,
         row=batch.start + row,
@@ -67,7 +67,7 @@ def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list
     """Return the answers and observations after the prompt of one of this rank's episodes, in order, as mappings.
 
     text: decoded tokens; written: whether the model wrote the text; reward: the environment's reward for the text. With
-    an agent also after: index of the turn that the text goes on from, -1 for the prompt, None for nothing.
+    an agent also after: index of the turn that the text continues, -1 for the prompt, None if no token is before it.
     """
     written, end = (batch["response_mask"][row] > 0).tolist(), int(batch["attention_mask"][row].sum())
     facts = from_bytes(batch[EPISODES][row]) if EPISODES in batch.fields else {}

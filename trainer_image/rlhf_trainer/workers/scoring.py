@@ -44,7 +44,7 @@ MARKS: Mapping[str, str] = {
     LOST: "sandboxes were lost",
     UNSERVED: "responses found no sandbox in time, and are left out",
 }
-"""Part of a verifier's result that counts something -> words on what is counted."""
+"""Name of a count in a verifier's result -> words of the warning about the counted responses."""
 SCORED_ONCE = replace(
     THREE_D_PROTO, holders=lambda layout: frozenset(rank for ranks in THREE_D_PROTO.collect(layout) for rank in ranks)
 )
@@ -59,7 +59,7 @@ class ScoringWorker:
     def __init__(self, setting: WorkerSetting) -> None:
         """setting: of the model in the reward, if the reward has one, else of any model with the actor's tokenizer."""
         self._tokenizer, self._terms = setting.actors_tokenizer(), terms_of(setting.job)
-        # at once, so that functions import their modules while the model is loaded
+        # started first, so that functions import their modules while the model is loaded
         sandboxes = Sandboxes.of(setting.job.spec.sandbox, sharers=dist.get_world_size())
         self._code = reward_code(setting.job, ranks=dist.get_world_size(), sandboxes=sandboxes)
         self._shaping = getattr(setting.job.spec.algorithm, "rewards", RewardShaping())
@@ -159,7 +159,7 @@ class ScoringWorker:
         if not isinstance(code, JudgeClient):
             return code.scores(samples) if self._scores_here else None
         everyone: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
-        # The responses to a prompt, which are compared with each other, may be cut over ranks.
+        # Responses to one prompt, which the judge compares with each other, may lie on several ranks.
         if code.settings.compares and code.settings.reference_key is None:
             dist.all_gather_object(everyone, samples if self._scores_here else [])
         if not self._scores_here:
@@ -254,7 +254,7 @@ def code_of(
 ) -> UserCode:
     """Return the scoring code for a manifest field (`path`); `ranks`: ranks that share an endpoint's concurrency.
 
-    sandboxes: those for the verifier Code; None: it judges in guarded processes.
+    sandboxes: sandboxes in which the verifier Code runs responses; None: it runs them in guarded processes.
     """
     if isinstance(reward, RewardJudge):
         judge, url = reward.judge, reward.judge.url.rstrip("/") + COMPLETIONS

@@ -29,7 +29,7 @@ from rlhf_trainer.workers.weight_links import PoolExchange
 START = secrets.token_hex(8)
 """Random id of this server process. It differs after a restart, so the job sees that the server left the group."""
 CHECKED = layout_checked()
-CHECKED.__enter__()  # for good: vLLM imports this before it makes the weights of its only model
+CHECKED.__enter__()  # never exited: vLLM imports this module before it makes the weights of its only model
 
 
 class ServedWorker(WorkerExtension):
@@ -58,7 +58,7 @@ class ServedWorker(WorkerExtension):
     def join_actor(self, span: dict[str, Any], config: dict[str, Any], sends_changes: bool) -> None:
         """Join the torch.distributed group of the actor's ranks and all servers; config: that of the actor's model."""
         sizes = {name: ParallelSizes(**span[name]) for name in ("training", "generation")}
-        receiver: Any = SimpleNamespace(load_weights=self.update_live_weights)  # into the running model
+        receiver: Any = SimpleNamespace(load_weights=self.update_live_weights)  # the running model's weights
         self._exchange.joined = HybridEngine(
             None,
             receiver,

@@ -36,7 +36,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 Places = Sequence[Mapping[str, Mapping[str, Any]] | None]
 """vLLM's `prompt_logprobs`: for each token of a text its own entry and those of the likeliest tokens, by token id."""
 MAX_WHOLE_VOCABULARY = 1024
-"""Most tokens of a vocabulary that is compared as a whole: a token of the batch then has 8 bytes for each of them."""
+"""Largest vocabulary that is compared whole: each token of the batch then takes 8 bytes per vocabulary entry."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ class TeacherClient(Endpoint[TeacherEndpoint]):
     count: int
     """Number of likeliest tokens to ask for; 0: only the tokens of the texts."""
     vocabulary: int
-    """Number of tokens of the actor's tokenizer; a server's further ones are left out."""
+    """Number of tokens of the actor's tokenizer; further tokens of a server are left out."""
 
     def log_probs(self, texts: Sequence[TeacherText]) -> list[Tensor]:
         """Return for each text log-probabilities float32 [n] of the n tokens after its start.
 
         With `count` K return ids and log-probabilities of the K likeliest tokens instead, as `likeliest_tokens` does.
-        Raises EnvironmentProblem if no answer comes, UserCodeError if it is not vLLM's.
+        Raises EnvironmentProblem if no answer comes, UserCodeError if the answer is not in vLLM's form.
         """
         return [self._log_probs_of(text, places) for text, places in zip(texts, self._places(texts), strict=True)]
 
     def require_words(self, words: Mapping[int, str]) -> None:
-        """Ask for the log-probabilities of some tokens; UserCodeError if they are other words to the server."""
+        """Ask for the log-probabilities of some tokens; UserCodeError if the server decodes a token to another word."""
         text = TeacherText([*words], 1)
         (places,) = self._places([text])
         self._log_probs_of(text, places)
@@ -144,7 +144,7 @@ class TeacherWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting) -> Marks:
-        """Declare the field that `compute_log_prob` adds and, for servers, that one of the ranks with a row asks."""
+        """Declare the field that `compute_log_prob` adds; with servers, one of the ranks that hold a row asks them."""
         adds = (TEACHER_TOKENS if compares_tokens(setting.job) else "teacher_log_probs",)
         changed = replace(marks["compute_log_prob"], adds=adds)
         if setting.job.spec.models.teacher_endpoints:
@@ -186,7 +186,7 @@ class TeacherWorker:
         return self._model.infer(fields, texts, lambda found, _: found, of_token=(2 * self._likeliest[0],))
 
     def _rows_by_server(self, batch: Batch) -> dict[str, list[int]]:
-        """Return the rows of each server by name; those of no server are the model's."""
+        """Return the rows that each server scores, by the server's name; the model scores all other rows."""
         rows: dict[str, list[int]] = {name: [] for name in self._servers}
         for row in real_rows(batch).tolist():
             name = str(from_bytes(batch["columns"][row])[self._key]) if self._key else next(iter(rows))
@@ -205,12 +205,12 @@ class TeacherWorker:
 
 
 def compares_tokens(job: Job) -> bool:
-    """Whether the divergence from the teacher is over the vocabulary, not of the sampled tokens."""
+    """Whether the divergence from the teacher is over the vocabulary, not over the sampled tokens only."""
     return isinstance(job.spec.algorithm, Distilling) and job.spec.algorithm.divergence != "Sampled"
 
 
 def likeliest_of(setting: WorkerSetting) -> tuple[int, int] | None:
-    """Return (K, M) for the K likeliest among the M tokens of the tokenizer; None if the sampled ones are enough.
+    """Return (K, M) for the K likeliest among the M tokens of the tokenizer; None for the sampled tokens only.
 
     setting: of any model of the job. ConfigError for a vocabulary that is too large to be compared as a whole.
     """

@@ -19,7 +19,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {"answer_key": (), "solution_key": ("[",),
 
 
 def with_first_rows(setting: WorkerSetting, rows: int) -> DataWorker:
-    """Return the loaded data of a job, of which the first `rows` rows are read, or all if none of those can be used."""
+    """Load the first `rows` rows of a job's data, or all rows if none of the first ones can be used."""
     data, job = setting.job.spec, setting.job
     short = data.with_sources(lambda each: each.model_copy(update={"limit": min(each.limit or rows, rows)}))
     try:
@@ -58,7 +58,7 @@ def _right_answers(job: Job, columns: Mapping[str, Any]) -> list[str]:
 
 
 def try_score(code: UserCode, sample: Sample, among: Sequence[Sample]) -> float | None:
-    """Return a response's score; a judge that compares does so with those of `among` that have the same prompt."""
+    """Return a response's score; a comparing judge compares it with the responses in `among` to the same prompt."""
     scores = code.scores([sample], among=among) if isinstance(code, JudgeClient) else code.scores([sample])
     return scores[0].value
 

@@ -63,7 +63,7 @@ class InPlaceWeights:
             if self.held_version != policy_version:
                 with self._runner.offloader.in_use():
                     received = self._hybrid_engine.to_generation().received
-                self._engine.wake_cache()  # after the shards have left: there need not be room for both
+                self._engine.wake_cache()  # after the offload of the shards: there may be no room for both
                 self.held_version = self._engine.version = policy_version
         with recorder.counting(True):
             recorder.add("bytes/reshard", received)
@@ -87,7 +87,7 @@ class PoolExchange:
         """Exchange weights from now on in the group that `build` joins for a hybrid engine."""
         self.joined, self._switch = None, AbortSwitch()
         joined = build(switch=self._switch)
-        if self._switch.is_on:  # NCCL ends an aborted collective without an error, and its result is not one
+        if self._switch.is_on:  # an aborted collective of NCCL ends without an error, but with a wrong result
             raise CommunicationError(f"rank {dist.get_rank()} joined a group that had lost a rank")
         self.joined = joined
 
@@ -117,11 +117,11 @@ class PoolExchange:
         problem = ""
         try:
             yield
-            if self._switch.is_on:  # as in `join`
+            if self._switch.is_on:  # NCCL raised no error, see `join`
                 problem, self.joined = "the group has lost a rank", None
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, ValueError) as error:  # torch, which knows no group like this one, raises ValueError
+        except (RuntimeError, ValueError) as error:  # torch raises ValueError for a group that it does not know
             problem = f"{type(error).__name__}: {error.__context__ or error}"
             traceback.clear_frames(error.__traceback__)  # the frames hold the group
             self.joined = None
@@ -226,7 +226,7 @@ class InterruptingReceiver:
     """Receiver whose engine also gets new weights while it writes responses (`rollout.partial`).
 
     All ranks of an engine look for weights and receive them together, when the engine's first rank says so. Ranks of
-    different engines wait for each other in exchanges of weights only, where some engines may arrive earlier.
+    different engines wait for each other only in exchanges of weights, which some engines may reach earlier.
     """
 
     def __init__(self, receiver: WeightReceiver, engine: GenerationEngine) -> None:
@@ -248,8 +248,8 @@ class InterruptingReceiver:
             self._make_exchange()
 
     def agree_on_width(self, longest: int) -> int:
-        """Return the largest text width of all ranks; receive weights until all ranks have come."""
-        recorder.add("rollout_interrupted", 0.0)  # so that each step's record has it
+        """Return the largest text width of all ranks; receive offered weights until all ranks have called this."""
+        recorder.add("rollout_interrupted", 0.0)  # so that each step records this metric
         width = torch.tensor(longest)
         agreement = dist.all_reduce(width, dist.ReduceOp.MAX, group=self._group, async_op=True)
         while not self._engine.agreed(agreement.is_completed()):
