@@ -1,1 +1,1 @@
-"""Agents: programs of the user's that ask the model by OpenAI's API, through a proxy of the trainer's."""
+"""Agents: the user's programs, which call the model by OpenAI's API through the trainer's proxy."""

@@ -1,6 +1,6 @@
 """The calls of an episode: each gets its prompt's token ids, and the tokens of all calls become a tree.
 
-No answer is encoded again. A call that goes on from an earlier one gets that call's ids, and then the new messages.
+No answer is encoded again. A call that continues an earlier one gets that call's ids, and then those of new messages.
 """
 
 from collections.abc import Sequence
@@ -101,17 +101,17 @@ class Call:
 
 
 def _content(message: ChatMessage) -> tuple[Any, ...]:
-    """Return (role, text, tool calls) of a message; an echoed answer is known by these, as clients change the rest."""
+    """Return (role, text, tool calls) of a message, by which an echoed answer is found: clients change the rest."""
     calls = message.get("tool_calls", ())
     called = [(name_of(each), each.get("function", each).get("arguments")) for each in calls]
     return message["role"], message["content"].strip(), called
 
 
 class Conversation:
-    """The calls of one episode, in their limits."""
+    """Calls of one episode, within the limits of calls and tokens."""
 
     def __init__(self, encoder: TurnEncoder, *, prompt_tokens: int, tokens: int, calls: int) -> None:
-        """Begin an episode; encoder: of messages by the chat template, and of texts as they stand.
+        """Begin an episode; encoder: encodes messages by the chat template, and texts as they are.
 
         prompt_tokens: most tokens of the first call's prompt; tokens: most tokens of the tree after that prompt.
         """
@@ -122,9 +122,9 @@ class Conversation:
         self.limit = ""
         """Sentence on the first limit that a call has met; empty if none has."""
         self.encoded_again = 0
-        """Number of calls that go on from an earlier one, and do not have its ids."""
+        """Number of calls that continue an earlier call, but were encoded as a whole."""
         self.ignored: set[str] = set()
-        """Parameters of calls that changed nothing: other sampling, and tools that the chat template does not write."""
+        """Parameters of calls that were ignored: other sampling, and tools that the chat template does not write."""
 
     @property
     def answered(self) -> int:
@@ -163,7 +163,7 @@ class Conversation:
     def end(self, call: Call, response: Response) -> Answer:
         """Add the engine's response to the tree, and return it as the answer of a call.
 
-        Calls that are answered at the same time share the room: what one has no room for is cut off.
+        Calls that are answered at the same time share the room for tokens; an answer is cut where the room ends.
         """
         tokens = response.tokens[: self._room]
         if not tokens:
@@ -215,7 +215,7 @@ class Conversation:
             call, rest = min(found, key=lambda each: len(each[1]))
             try:
                 return [*call.prompt, *call.written, *self._encoder.observation(rest, ended=call.ended)]
-            except DataError:  # the template does not write the new messages alone
+            except DataError:  # the template cannot write the new messages alone
                 self.encoded_again += 1
         ids = self._encoder.prompt(request.prompt, request.tools)
         if request.tools and ids == self._encoder.prompt(request.prompt):

@@ -15,11 +15,11 @@ from rlhf_trainer.environments.tools import CALL
 from rlhf_trainer.errors import DataError
 
 MODEL = "policy"
-"""Name of the model that is trained, for requests."""
+"""Name of the trained model in requests."""
 CHAT, COMPLETIONS, REWARD = "/v1/chat/completions", "/v1/completions", "/v1/reward"
-"""Paths of requests for an answer to messages, for one to a text, and of a reward."""
+"""Paths of requests for a chat completion, for a completion of a text, and to post a reward."""
 ONLY: Mapping[str, object] = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "top_logprobs": 0}
-"""Parameter of a request -> its only value besides null; others would need another kind of answer."""
+"""Parameter of a request -> the only value besides null that is served; others need another kind of answer."""
 KNOWN = {
     *("model", "messages", "prompt", "tools", "max_tokens", "max_completion_tokens", "stop", "stream"),
     *("stream_options", "logprobs", "user", "metadata", "store", *ONLY),
@@ -34,7 +34,7 @@ NEUTRAL: Mapping[str, object] = {
 }
 """Parameter of a request that is ignored -> its value that changes nothing, besides null."""
 NAME, OTHERS, MAX_NAMES = re.compile(r"\w{1,64}"), "others", 16
-"""Name that is shown, the word for names that are not, and the most names that are shown."""
+"""Pattern of the names that are shown, the word for all others, and the most names that are shown."""
 MAX_STOPS, MAX_NESTING = 16, 64
 """Most texts of `stop`, and most levels of mappings and lists in messages, tools and arguments of calls."""
 
@@ -113,9 +113,9 @@ def texts_in(value: object) -> list[str]:
 
 @refusing()
 def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Mapping[str, object]) -> Request:
-    """Return what a request asks for; RefusalError for what the proxy does not do.
+    """Parse a request of a program; RefusalError if the proxy cannot serve it.
 
-    model: another name of the model than MODEL; sampling: the job's sampling by the names of OpenAI and vLLM.
+    model: second name of the model, besides MODEL; sampling: the job's sampling by the names of OpenAI and vLLM.
     """
     if body.get("model") not in (MODEL, model):
         raise RefusalError(404, f"there is no model {body.get('model')!r:.80}, expected {MODEL!r}")
@@ -136,7 +136,7 @@ def read_request(path: str, body: Mapping[str, Any], *, model: str, sampling: Ma
 
 
 def few_names(names: Iterable[str]) -> list[str]:
-    """Return at most MAX_NAMES of some names of a program's, in order; OTHERS stands for the rest."""
+    """Return at most MAX_NAMES of the names that a program has sent, sorted; OTHERS stands for the rest."""
     given = {*names}
     found = sorted(each for each in given - {OTHERS} if NAME.fullmatch(each))[:MAX_NAMES]
     return [*found, *[OTHERS][: len(given) - len(found)]]
@@ -184,7 +184,7 @@ def answer_message(text: str, *, may_call: bool) -> ChatMessage:
 
 
 def object_of(request: Request, answer: Answer) -> dict[str, Any]:
-    """Return the JSON object of an answer; that of a request for a stream is the only event before its end."""
+    """Return the JSON object of an answer; for a stream, the JSON of its only event."""
     is_chat = not isinstance(request.prompt, str)
     kind = f"chat.completion{'.chunk' * request.streams}" if is_chat else "text_completion"
     name = "delta" if request.streams else "message"

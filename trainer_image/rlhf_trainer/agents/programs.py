@@ -1,4 +1,4 @@
-"""Programs of agents, a user's function or a command, for a guarded process: so the imports here are quick."""
+"""Programs of agents (a user's function or a command) for a guarded process, so this module imports quickly."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ class Agent:
         self._command, self._arguments = command or (), arguments or {}
 
     def check(self, given: None) -> None:  # noqa: ARG002 a call of an episode has one argument
-        """Raise what would end every episode: a function that cannot take the arguments, or a command not found."""
+        """Raise an error that would end every episode: a function refuses the arguments, or a command is missing."""
         if self._function:
             with suppress(ValueError):  # a function in C may not show its parameters
                 inspect.signature(self._function).bind({}, **self._arguments)

@@ -80,7 +80,7 @@ class Proxy:
         """Value of OPENAI_BASE_URL."""
 
     def open(self) -> str:
-        """Return the key of a new episode, by which its requests are known."""
+        """Return the key of a new episode, which each of its requests must have."""
         self._episodes[key := secrets.token_urlsafe(24)] = Requests()
         return key
 
@@ -95,9 +95,9 @@ class Proxy:
         return episode.refused
 
     def received(self, *, seconds: float) -> list[tuple[PendingRequest, bool]]:
-        """Return (request, whether its program has stopped waiting for the answer) of all that came, in order.
+        """Return (request, whether its program has stopped waiting for the answer) of all received requests, in order.
 
-        seconds: longest wait for the first.
+        seconds: longest wait for the first request.
         """
         found = list[tuple[PendingRequest, bool]]()
         with suppress(queue.Empty):

@@ -25,9 +25,9 @@ class CallDeadline:
     """Deadline of a step's calls; if the user has set none, `STEPS` times the longest step so far."""
 
     def __init__(self, seconds: float, *, predicted: float | None, least: float) -> None:
-        """seconds: deadline until steps are known, and for good if `predicted`, the seconds of a step, is None."""
+        """seconds: deadline until a step has ended, and of all steps if `predicted` (seconds of a step) is None."""
         self.seconds = self.of_others = seconds
-        """Deadline of the next step's calls, and of those of no step."""
+        """Deadline of the next step's calls (`seconds`), and of calls outside steps (`of_others`)."""
         self.is_derived = bool(predicted)
         self._least, self._longest = least, predicted or 0.0
 
@@ -37,7 +37,7 @@ class CallDeadline:
         return f"a call may take {self.seconds:.0f} s (training.callDeadlineSeconds is not set); {after}"
 
     def note_step(self, seconds: float) -> None:
-        """Note the seconds of a step; the first one, which may compile and load, had the longest deadline."""
+        """Set the next deadline by the seconds of a step; the first step, which compiles and loads, has its own."""
         if self.is_derived:
             self.seconds = self._after(seconds)
 
@@ -64,7 +64,7 @@ class CallLog:
         self._aside: list[Message] = []
         """Lists of calls made within `aside`; `wait` and `drain` skip them until `settle` has waited for them."""
         self.abort: Callable[[], None] = lambda: None
-        """Has ranks that survive give up a call of `aside` that has lost a rank: on NCCL nothing else would."""
+        """Makes surviving ranks give up a call of `aside` that has lost a rank: NCCL would keep them waiting."""
 
     def wait(self, *, deadline: float) -> None:
         """Wait until every call made so far has ended."""
@@ -84,7 +84,7 @@ class CallLog:
 
     def settle(self, *, deadline: float, step: int | None = None) -> None:
         """Wait for the calls that were set aside, up to the last of `step`; then `wait` and `drain` include them."""
-        wanted = None if step is None else max(step, 0)  # evaluations count down
+        wanted = None if step is None else max(step, 0)  # evaluations have steps 0, -1, ...; their messages have 0
         count = max((n for n, each in enumerate(self._aside, 1) if wanted in (None, each.step)), default=0)
         self._outcomes(self._aside[:count], deadline)
         self.messages += self._aside[:count]
@@ -95,7 +95,7 @@ class CallLog:
         self.abort()
         pending = [each.ended for each in self._aside]
         while pending:
-            arrived, pending = wait(pending, seconds=deadline, look=self.abort)  # a rank may only now begin it
+            arrived, pending = wait(pending, seconds=deadline, look=self.abort)  # a rank may begin such a call only now
             if not arrived:
                 raise CommunicationError(f"a call without its other ranks did not end within {deadline:.0f} s")
         self._aside = []
@@ -119,7 +119,7 @@ class CallLog:
         """Return numbers of complete batches and of tokens generated ahead, `queue/batches` and `queue/tokens`."""
         written: dict[int, list[Sequence[Outcome] | None]] = {}
         for message in (*self.messages, *self._aside):
-            if message.step:  # others bring weights
+            if message.step:  # calls of step 0 bring weights
                 written.setdefault(message.step, []).append(message.outcomes())
         whole = sum(None not in parts for parts in written.values())
         ended = [outcome for parts in written.values() for part in parts for outcome in part or ()]
@@ -136,7 +136,7 @@ class CallLog:
         return get(ended, deadline=deadline, quiet_seconds=self._quiet_seconds, look=self._look_aside)
 
     def _look_aside(self) -> None:
-        """Abort the calls that were set aside if one has failed: what is waited for may be behind them on a rank."""
+        """Abort the calls that were set aside if one has failed: awaited calls may be queued behind them on a rank."""
         if failed(each.ended for each in self._aside):
             self.abort()
 

@@ -84,14 +84,14 @@ def get(
                 raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
             if not arrived:
                 continue
-            if pending:  # a wait costs as much as there are references: not one wait for each of them
-                # a failure is seen that much later
+            if pending:  # a wait costs time for each reference, so there is not one wait for each
+                # a failure is seen 50 ms later
                 more, pending = ray.wait(pending, num_returns=len(pending), timeout=0.05)
                 arrived += more
             values.update(zip(arrived, ray.get(arrived), strict=True))
         return [values[reference] for reference in references]
     except ray.exceptions.RayError as error:
-        # a call that was to read what a lost worker made fails as a task of its own
+        # a call that reads the result of a lost worker fails with a RayTaskError
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         if isinstance(cause, TrainerError):
             raise cause from error
@@ -117,7 +117,7 @@ def failed(references: Iterable[ray.ObjectRef | None]) -> bool:
 def wait(
     references: list[ray.ObjectRef], *, seconds: float, look: Callable[[], None] = lambda: None
 ) -> tuple[list[ray.ObjectRef], list[ray.ObjectRef]]:
-    """Wait as `ray.wait` does, but in short intervals, with a look after each: there handlers of signals run, too."""
+    """Wait as `ray.wait` does, but in short intervals, between which `look` and handlers of signals run."""
     until = time.monotonic() + seconds
     while True:
         left = max(0.0, until - time.monotonic())

@@ -78,7 +78,7 @@ class ResourcePool:
         own = f"{POOL_RESOURCE}{self.name}"
         self._groups = []
         for place, slots in enumerate(self.slots_per_machine):
-            # Else a small pool may sit on the machine that a large one needs, and ranks in another zone than planned.
+            # Else a small pool may take the machine that a large one needs, or ranks may be outside their planned zone.
             named = (own,) if machines else (own, f"{own}:{place}")
             here = {each: 1.0 for each in named if each in known}
             only = [{NODE_LABEL: machines[place]}] * slots if machines else None

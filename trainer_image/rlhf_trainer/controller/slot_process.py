@@ -120,7 +120,7 @@ class SlotProcess:
         return inspect_process(self._running, self._thread, quiet_seconds=time.time() - self._free_since)
 
     def abort_exchange(self) -> None:
-        """End an exchange of weights with another pool, which has lost a rank; also while a call waits for that."""
+        """End an exchange of weights with another pool after the loss of a rank, even while a call waits for it."""
         for worker in list(self._workers.values()):
             if hasattr(worker, "abort_exchange"):
                 worker.abort_exchange()
@@ -153,7 +153,7 @@ class SlotProcess:
         return os.getpid(), socket.gethostname()
 
     def build(self, role: str, worker_class: type, arguments: Mapping[str, object]) -> None:
-        init: Callable[..., Any] = worker_class.__init__  # type: ignore[misc]  # only for a message about it
+        init: Callable[..., Any] = worker_class.__init__  # type: ignore[misc]  # for error messages
         with (
             self._running_call(f"{role}.__init__"),
             translated_errors(role, worker_class if init is object.__init__ else init),
@@ -179,7 +179,7 @@ class SlotProcess:
             self._kept.clear()
             self._outlets.clear()
             self._gathered.clear()
-            gc.unfreeze()  # models are in cycles, some from before an import (`collector_off`)
+            gc.unfreeze()  # reference cycles hold models, some from before an import (`collector_off`)
             gc.collect()
             torch.manual_seed(self._seed)
 

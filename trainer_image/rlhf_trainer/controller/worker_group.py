@@ -112,7 +112,7 @@ class WorkerGroup:
             handle.prepare.remote(imports)
 
     def rendezvous(self, *, is_near: bool) -> Meeting:
-        """Return where a group meets at this one's first rank; is_near: all ranks are on that rank's machine."""
+        """Return where a process group meets, on the first rank's machine; is_near: all its ranks are on this one."""
         ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
         return Meeting(address=LOOPBACK if is_near else address, port=port)
 

@@ -97,13 +97,13 @@ def why_unknown(model_type: str, auto_map: Collection[str] | None, *, trust_remo
 
 
 def _why_computed_otherwise(config: PreTrainedConfig, *, is_own: bool, elsewhere: bool) -> str:
-    """Reason why vLLM would compute in another way; is_own: whether vLLM has a model of its own for the family."""
+    """Reason why vLLM would compute otherwise than the trainer; is_own: vLLM has its own model of the family."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     one_sided = [name for name in ROPE_FIELDS.get(kind, ()) if rope.get(name) is not None]
     if one_sided if is_own else kind == "longrope":
         return f"has RoPE of type {kind} with {', '.join(sorted(rope))}, which vLLM computes in another way"
-    if elsewhere and (kind == "longrope" or not is_own):  # a server of any length; a class that vLLM has decorated
+    if elsewhere and (kind == "longrope" or not is_own):  # a server may have another length; it decorates the class
         return "generates only in the job's own engines, and spec.rollout.endpoints names servers"
     return ""
 

@@ -35,7 +35,7 @@ def layout_checked() -> Iterator[None]:
         original(loader, model, model_config)
         for module in model.modules():
             for scale in module.parameters(recurse=False) if isinstance(module, AttentionLayerBase) else ():
-                scale.data.fill_(1.0)  # of an FP8 cache; the loader has made it random
+                scale.data.fill_(1.0)  # the loader has made the scale of an FP8 cache random
 
     with patch.object(DummyModelLoader, "load_weights", checked):
         yield

@@ -17,13 +17,13 @@ from rlhf_trainer.generation.families import must_quantize, uses_modules
 SETTINGS = read_table(__package__, "vllm_settings.yaml", dict[str, dict[str, Any]])
 """Environment variables and engine arguments by the case in which vLLM gets them."""
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
-"""Environment variable of vLLM; what it changes in a process stays, also for the next job of a chain."""
+"""Environment variable of vLLM; its effect on a process also lasts for the next job of a chain."""
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """Environment variable of vLLM with the number of layers of each pipeline stage."""
 CPU_BLOCK_TOKENS = 128
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 4096, 8192
-"""Lower bound for vLLM's limit on the tokens that an engine reads or writes in a step on CPU; the limit with a model
-that drafts on a GPU."""
+"""Lower bound for vLLM's limit on the tokens that an engine reads or writes in a step on CPU; the limit on a GPU with a
+draft model."""
 MAX_SEQUENCES = {"CPU": 256, "GPU": 1024}
 """Most responses that an engine generates at a time.
 
@@ -49,7 +49,7 @@ def environment(rollout: Rollout | None = None, *, on_gpu: bool, stage_layers: S
 def sampling_arguments(
     rollout: Rollout, *, ends: list[int], seed: int, max_tokens: int, greedy: bool
 ) -> dict[str, Any]:
-    """Return the arguments of vLLM's `SamplingParams` for one response that ends with one of `ends`, also for JSON."""
+    """Return the arguments of vLLM's `SamplingParams`, as JSON types, for a response that ends with one of `ends`."""
     return {
         "max_tokens": max_tokens,
         "min_tokens": min(rollout.min_response_tokens, max_tokens),
@@ -79,14 +79,14 @@ def engine_arguments(
     """Return the arguments of vLLM's engine that follow from the job.
 
     max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine; draft: folder or hub
-    name of the model that drafts. MemoryProblem when the cache cannot fit; ConfigError for stages of unequal length on
-    GPUs, or that return experts, and for weights that cannot be quantised.
+    name of the draft model. MemoryProblem if the cache cannot fit; ConfigError for stages of unequal length on GPUs,
+    for stages with routing replay, and for weights that cannot be quantised.
     """
     returns_experts = rollout.routing == "Replay"
     must_quantize(rollout, config, on_cpu=not on_gpu)
     if returns_experts and len(stage_layers) > 1:
         raise ConfigError("spec.rollout.routing: is Replay, but a pipeline stage of a generator knows its experts only")
-    if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens
+    if on_gpu and len(set(stage_layers)) > 1:  # stages would have room for unequal numbers of cached tokens
         raise ConfigError("spec.rollout.pipelineParallel: on GPUs the stages must have equally many layers")
     sequences = min(max_sequences, MAX_SEQUENCES["GPU" if on_gpu else "CPU"])
     models = [config, AutoConfig.from_pretrained(draft)] if draft else [config]
@@ -96,7 +96,7 @@ def engine_arguments(
         if on_gpu
         else _cache_on_cpu(models, rollout, max_tokens, sequences, stages=stage_layers, shards=shards)
     )
-    if draft:  # it reads a token more of each row; vLLM 0.32 writes those that do not fit beyond its buffer
+    if draft:  # a draft model reads one more token per row; vLLM 0.32 would write them beyond its buffer
         step = device.get("max_num_batched_tokens", GPU_STEP_TOKENS)
         device |= {"max_num_scheduled_tokens": step, "max_num_batched_tokens": step + sequences}
     return {
@@ -121,9 +121,9 @@ def engine_arguments(
 
 
 def _drafts(rollout: Rollout, draft: str | None, *, heads: int, stages: int, shards: int) -> dict[str, Any]:
-    """Return vLLM's configuration of speculative decoding. ConfigError for what was not tried, or a missing package.
+    """Return vLLM's configuration of speculative decoding. ConfigError for an untried option, or a missing package.
 
-    draft: folder or hub name of a model with so many heads, which is cut into as many shards as the generator.
+    draft: folder or hub name of the draft model; heads: its attention heads; it has the generator's number of shards.
     """
     if not rollout.speculation:
         return {}
@@ -141,9 +141,9 @@ def _drafts(rollout: Rollout, draft: str | None, *, heads: int, stages: int, sha
 
 
 def _overrides(config: PreTrainedConfig, rollout: Rollout) -> dict[str, Any]:
-    """Return what vLLM is to read instead of config.json: types of linear layers, and the limit of a model with YaRN.
+    """Return overrides of config.json for vLLM: types of linear layers, and the scaled length limit of a YaRN model.
 
-    vLLM expects the scaled limit there, where Qwen's have the unscaled one.
+    vLLM expects the scaled limit there, but Qwen's config.json has the unscaled one.
     """
     found: dict[str, Any] = {}
     if rollout.quantization:
@@ -158,8 +158,8 @@ def _cache_on_cpu(
 ) -> dict[str, Any]:
     """Return vLLM's options for a KV cache that holds `rows` full-length responses at once.
 
-    models: that of the job, and one that drafts; stages: layers by pipeline stage; shards: tensor-parallel ranks. The
-    number of blocks is given too, as all stages must use the same, and a step's tokens, as drafts are never cut.
+    models: the actor and perhaps a draft model; stages: layers by pipeline stage; shards: tensor-parallel ranks. The
+    options fix the number of blocks, which all stages must share, and the tokens of a step, so that no draft is cut.
     MemoryProblem when the machine has less memory.
     """
     size, drafted = 1 if rollout.kv_cache else 4, rollout.speculation.tokens if rollout.speculation else 0
@@ -176,7 +176,7 @@ def _cache_on_cpu(
             f"spec.data.maxResponseTokens: vLLM's cache for {rows} responses of {tokens} tokens with their "
             f"prompts takes {needed / GIB:.0f} GiB, and this machine has {there / GIB:.0f} GiB"
         )
-    # A prompt whose tokens come in two steps has its random generator set back, which torch does on GPUs only.
+    # If a prompt's tokens come in two steps, vLLM sets its random generator back, which torch can on GPUs only.
     most = max(tokens + rows * (1 + drafted), CPU_STEP_TOKENS)
     whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": most}
     return {"kv_cache_memory_bytes": needed, "num_gpu_blocks_override": blocks, **whole}

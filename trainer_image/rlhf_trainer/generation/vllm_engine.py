@@ -93,8 +93,8 @@ class GenerationEngine:
 
         folder: of the model's config (weights come with `load_weights`); max_tokens: of prompt and response;
         tensor_groups: every rank of the world once, the p_g stages of an engine one after the other; stage_layers: the
-        layers of each of the p_g stages, or nothing for one; draft: local folder, or name on the hub, of a model that
-        drafts tokens with the weights of its files. EnvironmentProblem without vLLM, or for an unknown layout.
+        layers of each of the p_g stages, or nothing for one; draft: local folder, or name on the hub, of the draft
+        model, which keeps its files' weights. EnvironmentProblem without vLLM, or for an unknown layout.
         MemoryProblem when the cache does not fit. ConfigError for stages of unequal length on GPUs.
         With `rollout.routing: Replay` responses have their `experts`; EnvironmentProblem if vLLM returns none.
         """
@@ -134,14 +134,14 @@ class GenerationEngine:
         self.sleep()
 
     def _prepare(self, stages: int) -> None:
-        """Prepare the built engine of so many stages, and check that its weights are rounded as the job says."""
+        """Prepare the built engine, and check that its weights have the job's quantization; stages: their number."""
         if stages > 1:
             self._call("allocate_stage_input")
         self._call("require_quantized", self._rollout.quantization)
         self._watch_cache()
 
     def _try_experts(self) -> None:
-        """Have vLLM write two tokens by weights without meaning, which raises the error of missing experts."""
+        """Generate two tokens with random weights, which raises the error if vLLM returns no experts."""
         if self._experts is None:
             return
         if not self._on_gpu:
@@ -376,7 +376,7 @@ def _import_vllm(variables: Mapping[str, str]) -> Any:
         with collector_off():
             import vllm
 
-        torch.cpu._init_amx()  # noqa: SLF001 vLLM's kernels take AMX, where Linux gives it only to who has asked
+        torch.cpu._init_amx()  # noqa: SLF001 vLLM's kernels use AMX, for which a process must ask Linux
     except ImportError as error:
         raise EnvironmentProblem(f"vLLM cannot be imported: {error}") from error
     return vllm
@@ -384,7 +384,7 @@ def _import_vllm(variables: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterator[None]:
-    """Let vLLM start in the block, its groups on these ranks and its layout checked; MemoryProblem names `field`."""
+    """Start vLLM in the block, with its groups on these ranks, and check its layout; MemoryProblem names `field`."""
     try:
         with collector_off():
             from rlhf_trainer.generation.self_check import layout_checked  # it imports most of vLLM

@@ -55,21 +55,21 @@ class WorkerExtension:
 
     @cached_property
     def _draft(self) -> list[tuple[Tensor, Tensor]]:
-        """Tensors of the model that drafts, each with its copy in host memory."""
+        """Tensors of the draft model, each with its copy in host memory."""
         model = self.model_runner.drafter.model
         return [(each.data, each.data.cpu().clone()) for each in [*model.parameters(), *model.buffers()]]
 
     def keep_draft(self) -> int:
-        """Copy the model that drafts to host memory at the first call: on a GPU vLLM's sleep discards it."""
+        """Copy the draft model to host memory at the first call: on a GPU vLLM's sleep discards the model."""
         return len(self._draft)
 
     def restore_draft(self) -> None:
-        """Write the kept copy of the model that drafts back to its place."""
+        """Restore the draft model from its copy in host memory."""
         for live, kept in self._draft:
             live.copy_(kept)
 
     def draft_row_by_row(self) -> None:
-        """Draft for each row as if it were alone; vLLM drafts for none while one has nearly the greatest length.
+        """Draft for each row by its own length; unpatched vLLM drafts for no row while one is near the maximum length.
 
         Drafts beyond that length are cut row by row.
         """
@@ -105,7 +105,7 @@ class WorkerExtension:
 
     def bytes_held(self) -> int:
         """Count bytes of cache and weights, with packed copies of linear layers and head; experts have none."""
-        drafter = getattr(getattr(self.model_runner, "drafter", None), "model", None)  # others draft without a model
+        drafter = getattr(getattr(self.model_runner, "drafter", None), "model", None)  # other drafters have no model
         models = [self.get_model(), *([drafter] if isinstance(drafter, nn.Module) else [])]
         plain = _storages([each for model in models for each in model.parameters()] + self.model_runner.kv_caches)
         packed = sum(_packed_bytes(module) for model in models for module in model.modules())

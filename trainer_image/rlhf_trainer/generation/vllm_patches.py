@@ -89,7 +89,7 @@ def modules_served(code_revision: str | None) -> Iterator[None]:
         code = {"code_revision": code_revision} if is_own and not is_known else {}
         whole = AutoModelForCausalLM.from_config(config, **options, **code)
         model: PreTrainedModel = whole.base_model
-        model.base_model_prefix = whole.base_model_prefix  # vLLM names the weights of files by it
+        model.base_model_prefix = whole.base_model_prefix  # vLLM maps the names of stored weights by it
         return model
 
     served = SimpleNamespace(from_config=base_model)
@@ -100,7 +100,7 @@ def modules_served(code_revision: str | None) -> Iterator[None]:
 
 @contextmanager
 def drafts_loaded() -> Iterator[None]:
-    """Make vLLM read the weights of a model that drafts from its files; those of the engine come with each update.
+    """Make vLLM read a draft model's weights from its files; the weights of the engine come with each update.
 
     vLLM 0.32 ignores its own `draft_load_config` here.
     """
@@ -115,8 +115,8 @@ def drafts_loaded() -> Iterator[None]:
 def mend_drafts() -> None:
     """Make speculative decoding on CPU use the temperature, top-k and top-p of each row.
 
-    vLLM 0.32 expands these numbers into a copy, as integers, and drops the copy. So drafts are judged by numbers that
-    nobody wrote. Steps without drafts fail with a top-k.
+    vLLM 0.32 expands these numbers into a copy, as integers, and drops the copy. So drafts are judged by uninitialised
+    numbers. Steps without drafts fail with a top-k.
     """
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p

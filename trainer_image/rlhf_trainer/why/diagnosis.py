@@ -23,7 +23,7 @@ MAX_PROMPT, MAX_TEXT = 40, 110
 
 
 class Cause(NamedTuple):
-    """Row of causes.yaml; in an answer, the texts have the job's numbers."""
+    """Row of causes.yaml; in an answer of `why` the job's numbers are filled into the texts."""
 
     cause: str
     what: str
@@ -31,7 +31,7 @@ class Cause(NamedTuple):
     evidence: str
     remedy: str
     set: str = ""
-    """`--set` that does what the remedy says; empty if none does."""
+    """Argument of `--set` that makes the remedy's change; empty if there is none."""
 
     def warning(self) -> str:
         """Return cause, evidence and remedy."""
@@ -81,7 +81,7 @@ def causes_of(name: str, seen: Seen) -> dict[Cause, Shown]:
 
 
 def diagnose(name: str, seen: Seen) -> Diagnosis:
-    """Return the answer about a job of this name."""
+    """Return the diagnosis of a job of this name."""
     causes = causes_of(name, seen)
     change = change_of(seen.measure, seen.series(seen.measure))
     if change is None:

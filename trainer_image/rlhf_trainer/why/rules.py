@@ -1,4 +1,4 @@
-"""Rules: for each cause of causes.yaml a function that says what of it a job shows, or None. Thresholds are here."""
+"""Rules: a function for each cause of causes.yaml, which returns a job's evidence of the cause or None; thresholds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf_api.spec.algorithms import CUSTOM
 from rlhf_trainer.why.seen import Array, Row, Seen, Series, column, median
 
 MIN_STEPS = 5
-"""Steps of a job before which no rule speaks."""
+"""Fewest steps of a series from which a rule draws a conclusion."""
 MIN_ROWS = 20
 """Fewest rows from which a rule draws a conclusion."""
 
@@ -26,7 +26,7 @@ class Shown:
     numbers: Mapping[str, float | str] = field(default_factory=dict)
     """Values of the cause's sentence in causes.yaml."""
     rows: Sequence[Row] = ()
-    """Rows that show it, the clearest first."""
+    """Rows that show the cause, the clearest first."""
 
 
 Rule = Callable[[Seen], Shown | None]
@@ -180,7 +180,7 @@ def rewarded_kl(seen: Seen) -> Shown | None:
 
 
 def length_hacking(seen: Seen) -> Shown | None:
-    """Find responses that grow because the reward follows their length, while what is measured apart does not gain."""
+    """Find responses that grow because the reward follows their length, while a measure apart from it does not gain."""
     length = seen.series("response_length/mean")
     if len(length) < MIN_STEPS or not length.last > 1.15 * length.first or len(seen.rows) < MIN_ROWS:
         return None
@@ -194,7 +194,7 @@ def length_hacking(seen: Seen) -> Shown | None:
 
 
 def free_of_reference(seen: Seen) -> Shown | None:
-    """Find held-out responses that get a higher reward than before, and fare worse in what is measured apart."""
+    """Find held-out responses whose reward rises while a measure apart from the reward falls."""
     measured, rewards = seen.series(seen.measure), seen.series("evaluation/reward")
     is_free = not float(seen.option("kl.coefficient", 0.0)) > 0
     if not (is_free and seen.is_judged_apart and len(measured) > 1 and len(rewards) == len(measured)):

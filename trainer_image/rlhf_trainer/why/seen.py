@@ -39,7 +39,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Seen:
-    """A job as far as it has run."""
+    """Spec, metrics and kept responses of a job, as far as it has run."""
 
     spec: Mapping[str, Any]
     """`spec` of the job, with its defaults."""
@@ -75,7 +75,7 @@ class Seen:
 
     @cached_property
     def measure(self) -> str:
-        """Metric in which the job is judged: an evaluated one beside the reward, the reward held out, or the reward."""
+        """Metric that judges the job: an evaluated one other than the reward, the held-out reward, or the reward."""
         names = list(dict.fromkeys(name for record in self.records for name in record))
         evaluated = [name for name in names if is_apart(name)]
         known = [*evaluated, "evaluation/reward", "reward/mean"]
