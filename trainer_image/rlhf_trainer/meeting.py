@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS, ANSWER_SECONDS, MOST_SECONDS = 0.02, 1.0, 10.0
-"""Between two looks whether somebody listens; for an answer; of looking in all."""
+"""Seconds between two attempts to connect, of one attempt, and of all attempts together."""
 
 
 @dataclass(frozen=True, kw_only=True)

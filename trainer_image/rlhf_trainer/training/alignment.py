@@ -19,7 +19,7 @@ from rlhf_trainer.errors import ConfigError
 UNITS = read_table(__package__, "alignment.yaml", dict[str, dict[str, str]])
 OUTPUTS, INPUTS = UNITS["outputs"], UNITS["inputs"]
 Orders = Mapping[str, Tensor]
-"""Kind -> place in the second model of the unit for each place in the first: int64 [units]."""
+"""Kind -> index in the second model of the match of each unit of the first model: int64 [units]."""
 
 
 class Cut(NamedTuple):
@@ -41,7 +41,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(model: PreTrainedModel, name: str, values: Tensor) -> Cut | None:
-    """Return how a parameter of a layer is cut into units; None if it has none. ConfigError where that is unknown."""
+    """Return how a parameter of a layer is cut into units; None if it has no units. ConfigError if they are unknown."""
     config: Any = model.config
     module, is_matrix, heads = name.rpartition(".")[0], values.ndim > 1, config.num_attention_heads
     above, leaf = module.split(".")[-2:]
@@ -52,7 +52,7 @@ def cut_of(model: PreTrainedModel, name: str, values: Tensor) -> Cut | None:
         kinds, dim = INPUTS.get(leaf) or INPUTS.get(f"{above}.{leaf}", ""), int(not is_input_first)
     if is_matrix and not kinds:
         raise ConfigError(f"OT does not know the order of {name}; take another method for a {config.model_type}")
-    if not kinds or ("norm" in leaf and len(values) == width):  # a norm of all heads alike
+    if not kinds or ("norm" in leaf and len(values) == width):  # a norm that all heads share
         return None
     sizes = {"q": (heads, width), "m": (values.shape[dim] // len(kinds), 1)}
     sizes["k"] = (getattr(config, "num_key_value_heads", heads), width)
@@ -62,8 +62,8 @@ def cut_of(model: PreTrainedModel, name: str, values: Tensor) -> Cut | None:
 def align(cuts: Mapping[str, Cut], first: Callable[[str], Tensor], second: Callable[[str], Tensor]) -> Orders:
     """Return the orders of a layer's units in the second model with the least squared difference to the first's.
 
-    cuts: by name of the parameters; first, second: read a parameter. Units are alike by the inner product of all their
-    weights, and groups of heads by that in the best order of their query heads.
+    cuts: by name of the parameters; first, second: read a parameter. The likeness of two units is the inner product of
+    all their weights; for key and value heads that of their query heads, in the best order, is added.
     """
     likeness: dict[str, Any] = dict.fromkeys("mqk", 0.0)
     for name, cut in cuts.items():

@@ -19,11 +19,11 @@ LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 class ExpertBalance:
-    """Measures the routers of a mixture in the forward passes of updates, and adds the auxiliary loss to gradients.
+    """Meter of a mixture's routers in the forward passes of updates, which also adds the auxiliary loss to gradients.
 
     The loss is transformers' `load_balancing_loss_func` (Switch Transformer, arXiv:2101.03961, equations 4 to 6), over
     the tokens that a rank routes in a micro-batch and the layers of a pipeline stage. Losses are weighted by their
-    tokens. One rank with one micro-batch has the loss of transformers; several ranks balance each its own tokens.
+    tokens. One rank with one micro-batch has the loss of transformers; of several ranks each balances its own tokens.
     """
 
     def __init__(self, model: nn.Module, mesh: ModelMesh, *, coefficient: float) -> None:
@@ -56,7 +56,7 @@ class ExpertBalance:
         self._entropy = torch.zeros(2, dtype=torch.float64, device=device_here())
         if self._coefficient:
             tokens = self._mesh.sum([sum(each.tokens.numel() - each.padding for each in inputs)])[0]
-            if layout.context > 1:  # each of these ranks counts its part of the tokens
+            if layout.context > 1:  # context-parallel ranks count their parts of the tokens
                 tokens = sum_over_ranks([tokens], self._mesh.context_group)[0]
             self._scale = self._coefficient * layout.data * layout.context / max(tokens, 1.0)
 
@@ -76,7 +76,7 @@ class ExpertBalance:
 
     def _open(self, _: nn.Module, given: tuple[Tensor, ModelInput]) -> None:
         text = given[1]
-        self._is_open = self._is_on  # recomputation, outside of the model's forward pass, sees a closed one
+        self._is_open = self._is_on  # recomputation, outside of the model's forward pass, is not counted
         own = own_tokens(text.tokens.shape[1], self._mesh.coordinate("tensor"), self._mesh.layout.tensor)
         real = text.tokens.shape[1] - text.padding
         self._tokens = slice(0, max(0, min(own.stop, real) - own.start))
@@ -86,7 +86,7 @@ class ExpertBalance:
             self._seen.append((found[0][self._tokens], found[2][self._tokens]))
 
     def _close(self, _: nn.Module, __: Any, output: Any) -> None:
-        """Take what the routers have found in the forward pass that ends, and let its gradients have the loss's."""
+        """Count the experts chosen in the forward pass that ends, and add the auxiliary loss to its backward pass."""
         seen, self._seen, self._is_open = self._seen, [], False
         if not seen:
             return
@@ -106,7 +106,7 @@ class ExpertBalance:
 
 
 class _WithLoss(torch.autograd.Function):
-    """The given hidden states; their gradient's way back begins the backward pass of a loss, too."""
+    """Identity on hidden states, whose backward pass also begins the backward pass of a loss."""
 
     @staticmethod
     def forward(_: Any, hidden: Tensor, __: Tensor) -> Tensor:

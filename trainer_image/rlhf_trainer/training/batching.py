@@ -144,7 +144,7 @@ class RowCosts:
         if layer is None:
             raise ConfigError(f"{model.name_or_path}: {type(model).__name__} has no list of layers in its base model")
         experts = expert_count(config)
-        share = config.num_experts_per_tok / experts if experts else 1.0  # part of the experts that a token meets
+        share = config.num_experts_per_tok / experts if experts else 1.0  # share of the experts that compute a token
         self._parameters = sum(
             round(each.numel() * (share if "experts" in name.split(".") else 1.0))
             for name, each in layer.named_parameters()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf_trainer.types import PARENTS, Batch
 
-if TYPE_CHECKING:  # whose module imports this one
+if TYPE_CHECKING:  # `model_input` imports this module
     from rlhf_trainer.training.model_input import TokenBatch
 
 TOKEN = np.dtype(np.int32)

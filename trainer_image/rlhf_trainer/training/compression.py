@@ -19,11 +19,11 @@ from rlhf_trainer.training.distributed import device_here, gather_rows, local_sh
 from rlhf_trainer.training.sharding import ShardedModel, trained_parameters
 
 BLOCK, KEPT = 256, 16
-"""Values of a block, whose places fit into a byte, and the number of its values that are sent."""
+"""Number of values in a block, so that an index fits into a byte, and number of the values that are sent."""
 SCALE_BYTES, LARGEST = 4, 127
 """Bytes of a block's float32 scale, and the largest 8-bit value that the scale multiplies."""
 LEFT = "left"
-"""Name of what a replica has not sent of its steps, beside AdamW's moments."""
+"""Name of the unsent rest of a replica's steps, in the optimizer's state beside AdamW's moments."""
 
 
 class CompressedSteps:
@@ -35,7 +35,7 @@ class CompressedSteps:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Take an optimizer step, by compressed steps of all replicas that of their mean. A collective of replicas."""
+        """Take an optimizer step; if compressed, the mean of all replicas' steps as sent. A collective of replicas."""
         moved = [(each, local_shard(each).clone()) for each in self._parameters if each.grad is not None]
         self._optimizer.step()
         if not moved:
@@ -55,7 +55,7 @@ class CompressedSteps:
         recorder.mean("gradients/sent_share", sent, ring)
 
     def _encoded_step(self, parameter: Tensor, before: Tensor) -> Tensor:
-        """Encode a parameter's step and what is left of earlier ones; keep what the bytes do not say."""
+        """Encode a parameter's step plus the unsent rest of earlier steps; keep the rest that is not encoded."""
         size, left = before.numel(), local_shard(left_of(self._optimizer, parameter))
         rows = before.new_zeros(-(-size // BLOCK), BLOCK)
         rows.view(-1)[:size] = (local_shard(parameter) - before + left).flatten()
@@ -82,7 +82,7 @@ def add_decoded(sent: Tensor, rows: Tensor, *, factor: float = 1.0) -> None:
 
 
 def left_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
-    """Return what is left of a parameter's steps, at first zeros; AdamW's moments must be there already."""
+    """Return the unsent rest of a parameter's steps, at first zeros; AdamW's moments must exist already."""
     state = optimizer.state[parameter]
     if LEFT not in state:
         state[LEFT] = torch.zeros_like(parameter)

@@ -14,7 +14,7 @@ Move = Callable[[Tensor], Tensor]
 
 
 def sum_of_parts(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Sum values of which each rank of the group has some and zeros for the rest; its gradient is each rank's own.
+    """Sum values over a group in which each rank has zeros for other ranks' values; the gradient is passed unchanged.
 
     So every rank computes the same loss of whole rows, and the gradient of a weight is its sum over the ranks.
     """
@@ -24,7 +24,7 @@ def sum_of_parts(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def heads_for_tokens(given: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Give up heads for tokens: [1, heads, own tokens, size] -> [1, heads / ranks, N, size]."""
+    """Exchange heads for tokens: [1, heads, own tokens, size] -> [1, heads / ranks, N, size]."""
     _, heads, tokens, size = given.shape
     ranks = group.size()
     arrived = _exchanged(given.view(ranks, heads // ranks, tokens, size), group)
@@ -32,7 +32,7 @@ def heads_for_tokens(given: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def tokens_for_heads(given: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Give up tokens for heads: [1, N, heads / ranks, size] -> [1, own tokens, heads, size]."""
+    """Exchange tokens for heads: [1, N, heads / ranks, size] -> [1, own tokens, heads, size]."""
     _, tokens, heads, size = given.shape
     ranks = group.size()
     arrived = _exchanged(given.view(ranks, tokens // ranks, heads, size), group)
@@ -52,7 +52,7 @@ def _exchanged(given: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def moved(given: Tensor, move: Move, back: Move) -> Tensor:
-    """Return a tensor after a collective, whose gradient goes through the collective `back`."""
+    """Return `given` after the collective `move`; the gradient goes through the collective `back`."""
     return _Moved.apply(given, move, back)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -23,9 +23,9 @@ _timeout: timedelta | None = None
 """Time limit of a collective, an argument of each new process group; None before `start`."""
 Device = Literal["CPU", "GPU"]
 INTERFACE, OUTER_INTERFACE = "GLOO_SOCKET_IFNAME", "RLHF_OUTER_GLOO_SOCKET_IFNAME"
-"""Variables with gloo's interface, and with its interface for groups beyond this machine if the world is on it."""
+"""Variables with gloo's network interface: of all groups, and of those over machines if the world is on one."""
 ON_ERROR, PROCESS_ENDS, GROUP_ENDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", "2"
-"""Variable by which a new NCCL group ends its process (torch's default), or only itself, when it has lost a rank."""
+"""Variable and its values: after the loss of a rank NCCL ends the process (torch's default), or only the group."""
 
 
 def start(device: Device, timeout_seconds: float, meeting: Meeting | None = None) -> int:
@@ -51,7 +51,7 @@ def start(device: Device, timeout_seconds: float, meeting: Meeting | None = None
 
 
 def open_store(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> TCPStore:
-    """Open the store of a group, which rank 0 serves where the ranks meet, or else at all its addresses."""
+    """Open the store of a group; rank 0 serves it at the meeting's address if it can, else at all its addresses."""
     listener = meeting.listen() if rank == 0 else None
     if rank:
         meeting.wait_for_listener()
@@ -65,7 +65,7 @@ def group_on_host() -> dist.ProcessGroup:
 
 
 class AbortSwitch:
-    """Switch by which another thread ends a group that has lost a rank, also while this rank still joins the group."""
+    """Switch by which another thread ends a group that has lost a rank, even while this rank is joining the group."""
 
     is_on = False
     group: dist.ProcessGroup | None = None
@@ -89,7 +89,7 @@ def join_group(
     there = open_store(meeting, rank, size, timeout)
     until = time.monotonic() + timeout_seconds
     arrived = there.add("arrived", 1)
-    while arrived < size:  # in torch nothing could end the wait for a lost rank
+    while arrived < size:  # nothing could end torch's own wait for a lost rank
         if switch.is_on or time.monotonic() > until:
             raise CommunicationError(f"rank {rank} met {arrived} of the {size} ranks of a group with another pool")
         time.sleep(0.05)
@@ -169,7 +169,7 @@ def rows_of_all_ranks(values: Tensor, start: int, group: dist.ProcessGroup | Non
 
 REPLICATE, SHARD, PIPELINE, TENSOR = "replicate", "shard", "pipeline", "tensor"
 DATA, CONTEXT = "data", "context"
-"""Names of axes that only process groups are made of: ranks with other rows, and ranks with other tokens of a row."""
+"""Names of axes for process groups only: over ranks that hold other rows, and over ranks with parts of a row."""
 EXPERT, EXPERT_SHARD = "expert", "expert_shard"
 """Names of the axes that cut the experts of a layer: over ranks that hold other experts, and into FSDP shards."""
 
@@ -268,7 +268,7 @@ class ModelMesh:
         return forward, backward
 
     def _join_neighbours(self, group: dist.ProcessGroup, step: int) -> None:
-        """Send a number from stage to stage, so that NCCL connects neighbours: it blocks each until both take part.
+        """Send a number from stage to stage, so that NCCL connects neighbours, which blocks each until both take part.
 
         Else a rank that receives gradients ahead would wait for a stage that waits for hidden states of this rank.
         """
@@ -292,7 +292,7 @@ class ModelMesh:
 
     @property
     def is_counted(self) -> bool:
-        """True on the one of the ranks with the same rows whose measurements of an update count."""
+        """Whether this rank's measurements of an update count: True on one of the ranks that hold the same rows."""
         return self.is_last_stage and self.coordinate("tensor") == self.coordinate("context") == 0
 
     @property

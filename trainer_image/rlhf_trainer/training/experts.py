@@ -64,8 +64,8 @@ def shard_experts(model: nn.Module, mesh: ModelMesh, **options: Any) -> None:
 
     for block in sparse_blocks(model):
         module: FSDPModule = fully_shard(block.experts, mesh=data, shard_placement_fn=cut, **options)
-        module.set_gradient_divide_factor(reduced)  # losses are multiplied by all ranks, as for FSDP2
-        # gloo has no other reduction that takes a factor; one shard is divided without it, and with it twice
+        module.set_gradient_divide_factor(reduced)  # as the trainer multiplies losses by the ranks
+        # with gloo only a sum takes a factor; a single shard is divided anyway, and would be divided twice
         module.set_force_sum_reduction_for_comms(layout.expert_shards > 1)
 
 
@@ -91,7 +91,7 @@ def _on_this_rank(module: nn.Module) -> SimpleNamespace:
 
 
 def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Compute the experts of this rank's tokens, wherever these experts are: [n, H] -> [n, H].
+    """Apply the experts of this rank's tokens, on the ranks that hold these experts: [n, H] -> [n, H].
 
     index, weights: [n, k], numbers and weights of the experts of each token. Ranks without tokens take part, too.
     """

@@ -39,7 +39,7 @@ class UpdatePasses:
         return self.run(self.micros, self.compute, self.before_backward)
 
     def as_simulated(self) -> PipelineUpdate:
-        """Return the update for `fused_schedule`, the same on every rank: its seconds are parameters of the model."""
+        """Return the update for `fused_schedule`, equal on all ranks: numbers of parameters stand for seconds."""
         model = architecture_of(inner(self.model.module).config.to_dict())
         count, reverses = len(self.micros), self.model.mesh.layout.reverses_stages
         forward = model.layers * model.active_layer_parameters / count
@@ -134,7 +134,7 @@ class _StageRun:
         assert work is not None, "this rank is in the group"
         sent = self._sent[each.is_backward]
         sent.append((output, work))
-        if len(sent) > self._mesh.layout.pipeline:  # no rank is so many micro-batches ahead
+        if len(sent) > self._mesh.layout.pipeline:  # it has arrived: no rank is so many ahead
             sent.popleft()[1].wait()
 
     def end(self) -> None:

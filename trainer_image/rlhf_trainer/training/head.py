@@ -51,7 +51,7 @@ class VocabularyPart:
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Options of the output head: all that decides its values besides tensors."""
+    """Options of the output head, which with its tensors determine its values."""
 
     part: VocabularyPart
     entropy: bool

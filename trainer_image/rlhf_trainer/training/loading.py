@@ -155,9 +155,9 @@ def load_scorer(
 ) -> Scorer:
     """Make a scorer, float32 on the meta device, of a reward model or, with a head drawn from `seed`, a language model.
 
-    `shard` fills the shards of a rank. label: index of the score among several outputs, of a model that is not trained.
-    The files say which. Raises ConfigError, naming `path` in the manifest, for several outputs without a label, and for
-    a language model if not `may_add_head`; DataError for a folder without weights.
+    `shard` fills the shards of a rank. The weights show which of both the model is. label: index of the score among
+    several outputs of a frozen model. Raises ConfigError, naming `path` in the manifest, for several outputs without a
+    label, and for a language model if not `may_add_head`; DataError for a folder without weights.
     """
     if not has_weights(folder):
         raise DataError(f"{folder}: the folder has no weights (*.safetensors)")
@@ -371,7 +371,7 @@ def as_stored(model_type: str, sources: Mapping[str, TensorSource]) -> dict[str,
     for parameter, source in sources.items():
         for name, tensor in _unstacked(converters, parameter, source):
             for renaming in renamings:
-                name = renaming.rename_source_key(name)[0]  # noqa: PLW2901 each renames what the one before has made
+                name = renaming.rename_source_key(name)[0]  # noqa: PLW2901 each renames the result of the one before
             found[name] = tensor
     return found
 

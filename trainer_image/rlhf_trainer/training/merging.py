@@ -76,7 +76,7 @@ class Merger:
     """
 
     def __init__(self, options: Merging, folders: Sequence[str], *, seed: int) -> None:
-        """Open the models; folders: local folders or hub names of `options.addresses`. seed: of what DARE draws."""
+        """Open the models; folders: local folders or hub names of `options.addresses`. seed: for DARE's draws."""
         self._options, self._seed = options, seed
         opened = [load_language_model(folder, seed=0, **PLAIN) for folder in folders]
         self._model, self._weights = inner(opened[0]), [each.weights or {} for each in opened]
@@ -88,7 +88,7 @@ class Merger:
         self._cuts = cuts_of(self._model) if options.method == "OT" else {}
 
     def write(self, part: int, place: Path) -> bool:
-        """Merge a part into a file in a folder, which has its name once it is whole; return whether it is the last."""
+        """Merge a part into a file in `place`, named only when it is complete; return whether the part is the last."""
         cuts = {name: self._cuts[name] for name in self._parts[part] if name in self._cuts}
         others = range(1, len(self._weights)) if cuts else ()
         orders = [align(cuts, partial(self._read, 0), partial(self._read, model)) for model in others]
@@ -111,7 +111,7 @@ class Merger:
         return part + 1 == len(self._parts)
 
     def finish(self, place: Path, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write the parts that lack a file in `place` and what else belongs to a model, and move all to `folder`."""
+        """Write missing parts, the index, config and tokenizer to `place`, and move `place` to `folder`."""
         for part in (part for part, file in enumerate(self._files) if not (place / file).is_file()):
             self.write(part, place)
         with disk_errors("the model", folder):
@@ -130,7 +130,7 @@ class Merger:
         return values
 
     def _merged(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the merged tensor of all models' tensors in float32, the base's last."""
+        """Merge one tensor of all models, in float32; where the method needs a base model, the base's is the last."""
         options = self._options
         weights = torch.tensor([each.weight for each in options.models], dtype=torch.float64)
         weights = (weights if options.method in FROM_BASE else weights / weights.sum()).float()
@@ -154,7 +154,7 @@ def cuts_of(model: PreTrainedModel) -> dict[str, Cut]:
 def require_alike(folders: Mapping[str, tuple[str, bool]], *, by_ot: bool) -> None:
     """Raise a TrainerError, naming the field, for a model that cannot be merged with the first one.
 
-    folders: by field, with whether a job will make a model from the folder's.
+    folders: by field, (folder, whether a job will make the model to merge from the one in the folder).
     """
     known: dict[str, object] = {}
     for path, (folder, is_made) in folders.items():
@@ -169,7 +169,7 @@ def require_alike(folders: Mapping[str, tuple[str, bool]], *, by_ot: bool) -> No
 
 
 def _traits(folder: str, *, is_made: bool, by_ot: bool) -> dict[str, object]:
-    """Return all in which models to merge must be equal."""
+    """Return the properties in which models to merge must be equal, by name."""
     if Path(folder, ADAPTER_CONFIG).is_file():
         raise ConfigError(f"{folder} holds an adapter; `rlhf export CHECKPOINT DIR --merge` makes a model of it")
     opened = try_config(folder, scores=False, **PLAIN) if is_made else load_language_model(folder, seed=0, **PLAIN)

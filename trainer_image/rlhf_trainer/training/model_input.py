@@ -35,7 +35,7 @@ class TokenBatch:
     temperature: float = 1.0
     """Sampling temperature, by which the logits are divided."""
     experts: Tensor | None = None
-    """Experts that the routers take: uint8 [b, T, E] (`expert_rows`); None: those that they choose."""
+    """Experts that the routers must take: uint8 [b, T, E] (`expert_rows`); None: the routers choose."""
     entropy: bool = False
     """Whether the entropies of the tokens in `read` are needed too."""
     likeliest: tuple[int, int] | None = None
@@ -146,7 +146,7 @@ class ModelInput:
     temperature: Tensor
     """Sampling temperature of each token that a loss reads: float32 [n]."""
     experts: Tensor | None
-    """Experts that the routers take for each packed token: uint8 [N, E]; None: those that they choose."""
+    """Experts that the routers must take for each packed token: uint8 [N, E]; None: the routers choose."""
     entropy: bool
     likeliest: tuple[int, int] | None
     teacher: Tensor | None

@@ -22,7 +22,7 @@ from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.training.experts import own_tokens
 from rlhf_trainer.types import concatenate
 
-if TYPE_CHECKING:  # whose module imports this one
+if TYPE_CHECKING:  # `model_input` imports this module
     from rlhf_trainer.training.model_input import TokenBatch
 
 ROUTERS = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "MixtralTopKRouter")
@@ -30,17 +30,17 @@ ROUTERS = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "Mixtr
 
 
 class RoutingReplay:
-    """Hooks on the routers of a model, and how far their own choices are from the generator's."""
+    """Hooks that replay the generator's experts in a model's routers, and count where the routers' choices differ."""
 
     def __init__(self, model: Any, *, tensor: tuple[int, int] = (0, 1)) -> None:
         """model: LanguageModel of `REPLAYED`, or this rank's pipeline stage of it, which may have no routers.
 
-        tensor: this of how many tensor-parallel ranks.
+        tensor: (index of this tensor-parallel rank, number of these ranks).
         """
         self._tensor = tensor
         self._rows = ExpertRows.of(model.causal_lm.config)
         self._differing: list[Tensor] | None = None
-        """Numbers of (other choices, choices) of each router and pass that is measured; None: none is."""
+        """Numbers of (differing choices, choices) of each router and measured pass; None: nothing is measured."""
         for name, layer in model.named_modules():
             if place := re.search(r"\blayers\.(\d+)$", name):
                 self._attach(layer, int(place[1]))
@@ -55,8 +55,8 @@ class RoutingReplay:
                 router.replayed = experts
             return args, options
 
-        layer = getattr(layer, "_checkpoint_wrapped_module", layer)  # else a recomputed pass would not call it
-        disable: Any = torch.compiler.disable  # for what a hook gets changes with each pass
+        layer = getattr(layer, "_checkpoint_wrapped_module", layer)  # else a recomputed pass would not call the hook
+        disable: Any = torch.compiler.disable  # the arguments of a hook change with each pass
         layer.register_forward_pre_hook(disable(give), with_kwargs=True)
         for router in routers:
             router.register_forward_hook(disable(partial(self._replay, number)), prepend=True)
@@ -64,7 +64,7 @@ class RoutingReplay:
     def _replay(
         self, number: int, router: Any, _: Any, chosen: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a router's (logits, weights, experts) with the generator's experts, where it has chosen any."""
+        """Return a router's (logits, weights, experts), with the generator's experts for the tokens that have some."""
         if router.replayed is None:
             return chosen
         logits, own_weights, own = chosen
@@ -77,13 +77,13 @@ class RoutingReplay:
             self._differing.append(torch.stack([differ.sum(), is_given.sum()]))
         experts = torch.where(is_given, given, own)
         weights = logits.softmax(-1, dtype=torch.float32).gather(1, experts)
-        if getattr(router, "norm_topk_prob", True):  # Mixtral has no such option, and always does
+        if getattr(router, "norm_topk_prob", True):  # Mixtral lacks this option, and always normalises
             weights = weights / weights.sum(-1, keepdim=True)
         return logits, weights.to(own_weights.dtype), experts
 
     @contextmanager
     def measured(self, *, limit: float) -> Iterator[None]:
-        """Record `routing/differs`, the share of other choices in the block; EnvironmentProblem above `limit`.
+        """Record `routing/differs`, the share of differing choices in the block; EnvironmentProblem above `limit`.
 
         A collective of the pool: the share is that of all ranks, which hold other rows, tokens or layers.
         """

@@ -211,7 +211,7 @@ class TrainerState:
         def finish() -> None:
             if copies:
                 write()
-                pieces.clear()  # an upload may take many steps
+                pieces.clear()  # before the upload, which may take many steps
             then()
 
         if copies:
@@ -221,9 +221,9 @@ class TrainerState:
         self._saving = self._writer.submit(finish)
 
     def end_save(self, *, waits: bool = True) -> str:
-        """Return the checksum of what this rank wrote last, empty while it is being written, or raise its error.
+        """Return the checksum of this rank's last save, empty while the save runs; raise the error of a failed save.
 
-        waits: until it is written.
+        waits: whether to wait until the save has ended.
         """
         if self._saving and (waits or self._saving.done()):
             self._saving.result()
@@ -254,7 +254,7 @@ class TrainerState:
         for name, parameter in trained_parameters(self._model).items():
             moments = self._optimizer.state[parameter]
             if not moments:
-                moments["step"] = torch.zeros((), device=parameter.device)  # fused AdamW wants it there
+                moments["step"] = torch.zeros((), device=parameter.device)  # fused AdamW needs it on that device
                 moments["exp_avg"], moments["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
             tensors[f"{WEIGHT}{name}"] = parameter.detach()
             kept = {moment: value for moment, value in moments.items() if moment != LEFT}
@@ -262,9 +262,9 @@ class TrainerState:
         return tensors
 
     def _of_replica(self) -> dict[str, Any]:
-        """Return by name what differs between replicas that compress: moments and what is left (`CompressedSteps`).
+        """Return the tensors that differ between replicas that compress, by name: moments, and unsent rests of steps.
 
-        Plain moments, as `_tensors` returns them, are the first replica's, and must be there already.
+        The first replica's moments are among those of `_tensors`, which must have been called before.
         """
         mesh, own = self._model.mesh, dict[str, Any]()
         for name, parameter in trained_parameters(self._model).items() if mesh.compresses else ():

@@ -39,7 +39,7 @@ def cut_tokens(base: Any, axis: DeviceMesh, planned: Collection[str]) -> set[str
                 summed.add(name)
             else:
                 module.register_forward_hook(partial(_place_output, axis, Replicate(), TOKENS))
-    if next(base.norm.parameters(), None) is not None:  # else it is of another pipeline stage
+    if next(base.norm.parameters(), None) is not None:  # else another pipeline stage has the norm
         _take_part(base.norm, axis)
         base.norm.register_forward_hook(partial(_place_output, axis, TOKENS, Replicate()))
     return summed
@@ -61,13 +61,13 @@ def _gather_input(
 def _place_output(
     axis: DeviceMesh, before: Placement, after: Placement, module: nn.Module, given: object, output: Any
 ) -> Any:
-    if isinstance(output, tuple):  # of attention
+    if isinstance(output, tuple):  # attention's
         return (_place_output(axis, before, after, module, given, output[0]), *output[1:])
     return DTensor.from_local(output, axis, [before], run_check=False).redistribute(placements=[after]).to_local()
 
 
 def _take_part(module: nn.Module, axis: DeviceMesh) -> None:
-    """Make a module compute tokens of which each rank has other ones: the gradients of its weights are summed."""
+    """Make a module compute this rank's part of the tokens; its weights' gradients are summed over the ranks."""
     for each in (part for part in module.modules() if not hasattr(part, "is_transposed")):  # experts are cut otherwise
         for name, parameter in list(each.named_parameters(recurse=False)):
             whole = nn.Parameter(distribute_tensor(parameter.data, axis, [Replicate()]), parameter.requires_grad)

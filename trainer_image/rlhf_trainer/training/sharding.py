@@ -249,7 +249,7 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
 STAGED = (*CUT, *MIXTURES)
 """`model_type` of the families that can be cut into pipeline stages."""
 OF_EXPERTS = re.compile(r"\.(experts|shared_experts?)\b")
-"""Part of a module's name in a plan, where the plan does not count: tensor-parallel ranks divide tokens instead."""
+"""Pattern of names in a plan that are ignored: tensor-parallel ranks divide the tokens of experts instead."""
 
 
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:
@@ -296,7 +296,7 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
 def _cut_embedding(module: Any, axis: DeviceMesh) -> None:
     """Make an embedding hold its rank's part of the vocabulary and return its rank's part of the tokens.
 
-    By torch's RowwiseParallel each rank would make the gradient of the whole vocabulary.
+    With torch's RowwiseParallel each rank would compute the gradient of the whole vocabulary.
     """
     cut = distribute_tensor(module.weight.data, axis, [Shard(0)])
     module.register_parameter("weight", nn.Parameter(cut, module.weight.requires_grad))
@@ -309,7 +309,7 @@ def _cut_embedding(module: Any, axis: DeviceMesh) -> None:
 def _embed(module: Any, embed: Callable[[Tensor], Tensor], axis: DeviceMesh, own: range, ids: Tensor) -> Tensor:
     """Return the embeddings [1, N / t, H] of token ids [1, N]; each rank adds those of its `own` ids."""
     is_other = (ids < own.start) | (ids >= own.stop)
-    vars(module)["weight"] = module.weight.to_local()  # hides the DTensor, by which the gradient would be whole
+    vars(module)["weight"] = module.weight.to_local()  # a DTensor would have a gradient of the whole vocabulary
     try:
         hidden = embed((ids - own.start).masked_fill(is_other, 0)).masked_fill(is_other[..., None], 0)
     finally:
@@ -323,7 +323,7 @@ def impossible_sizes(
 ) -> str:
     """Reason why a model cannot be cut into these parts, like `pipeline is 3, ...`; empty if it can.
 
-    generates: whether they are a generator's.
+    generates: whether the parts are a generator's.
     """
     model_type = config.model_type
     if pipeline > 1 and model_type not in STAGED:

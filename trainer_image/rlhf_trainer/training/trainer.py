@@ -50,7 +50,7 @@ class RunnerOptions(TypedDict):
     """Options of a `ModelRunner`."""
 
     token_budget: int
-    """Maximum number of tokens of a micro-batch for each context-parallel rank; a longer row is one of its own."""
+    """Maximum number of tokens of a micro-batch per context-parallel rank; a longer row is a micro-batch of its own."""
     role: str
     """The model's role, for measurements."""
     offload: Offload
