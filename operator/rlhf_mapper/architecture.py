@@ -198,7 +198,7 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
 
 
 def _plain(config: Mapping[str, Any], head_size: int) -> dict[str, Any]:
-    """Return the fields of an Architecture that DeepSeek-V3 has by other numbers."""
+    """Return the fields of an Architecture that DeepSeek-V3's config.json gives in another way (`_latent`)."""
     return {
         "head_size": head_size,
         "shared": int(config.get("shared_expert_intermediate_size") or 0),
@@ -207,7 +207,7 @@ def _plain(config: Mapping[str, Any], head_size: int) -> dict[str, Any]:
 
 
 def _latent(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an Architecture that only DeepSeek-V3 has."""
+    """Return the fields of an Architecture by a config.json with latent heads (MLA), as in DeepSeek-V3."""
     names = ("num_attention_heads", "hidden_size", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     heads, hidden, latent, plain, rotary, value = (int(config[name]) for name in names)
     queries = int(config.get("q_lora_rank") or 0)

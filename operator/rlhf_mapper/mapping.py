@@ -255,7 +255,7 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
         roles = [role for pool in mapping.pools for role in pool.models]
         answer["models"] = {role: _model(mapping.sizes[role], prediction.models[role]) for role in roles}
         answer["predicted"] = asdict(prediction)
-        for name in ("models", "memory_limit", "host_memory", "works_ahead"):  # shown at another place, or not at all
+        for name in ("models", "memory_limit", "host_memory", "works_ahead"):  # elsewhere in the answer, or left out
             del answer["predicted"][name]
     return answer
 

@@ -37,8 +37,8 @@ NEAR = 0.02
 LAYOUT_ERROR = 0.1
 """Relative error of the ratio of two predictions for one job: the median of 16 pairs of placements that were measured.
 
-They are those of HybridFlow's Figure 12. It is much smaller than the error of one prediction: what is wrong about the
-job, such as a kernel's share of the peak, is wrong in both.
+The pairs are those of HybridFlow's Figure 12. The error is much smaller than that of one prediction: a wrong
+assumption about the job, such as a kernel's share of the peak, is in both predictions.
 """
 Parts = dict[Stage, dict[str, float]]
 """Bytes of a GPU by stage and use: weights, gradients, optimizer, activations, generator or kv_cache."""

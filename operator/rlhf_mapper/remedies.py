@@ -51,7 +51,7 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     if any(group.gpu.name == CPU_SLOT.name for group in cluster.groups):
         return
     most = max(group.gpu.memory for group in cluster.groups)
-    amd = {group.gpu.source.startswith("AMD") for group in cluster.groups}  # these need another image
+    amd = {group.gpu.source.startswith("AMD") for group in cluster.groups}  # AMD's GPUs need another image
     suits = (gpu for gpu in GPUS.values() if gpu.memory > most and gpu.source.startswith("AMD") in amd)
     larger = sorted(suits, key=lambda gpu: round(gpu.memory / GB))
 
@@ -63,7 +63,7 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 
 
 def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
-    """Yield the remedy of enough host memory (of worker pods or an inventory's nodes), if the job would fit so."""
+    """Yield the remedy of enough host memory (of worker pods or an inventory's nodes), if the job then fits."""
 
     def would_do(gigabytes: int) -> bool:
         return fits(job, Cluster(merged(replace(group, host_memory=gigabytes * GB) for group in cluster.groups)))
@@ -74,29 +74,29 @@ def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 
 
 def _adapter(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
-    """Yield the remedy of a small adapter for the models that are trained whole, if the job would fit so."""
+    """Yield the remedy of a small adapter for the models that are trained whole, if the job then fits."""
     whole = [role for role in job.trained() if not job.models()[role].lora]
-    if not any("reference" in pool.models for pool in job.spec.placement.pools):  # it would be the actor
+    if not any("reference" in pool.models for pool in job.spec.placement.pools):  # an adapter's reference is the actor
         lora = Lora(rank=ADAPTER_RANK, alpha=2 * ADAPTER_RANK)
         yield from _changed(job, cluster, fits, whole, {"lora": lora}, f"lora: {{rank: {ADAPTER_RANK}}}")
 
 
 def _optimizer_in_host(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
-    """Yield the remedy of optimizers in host memory, where the manifest asks for another offload, if that would do."""
+    """Yield the remedy of optimizers in host memory, where the manifest sets another offload, if the job then fits."""
     if any(job.models()[role].offload not in ("None", "OptimizerInHost") for role in job.trained()):
         change = {"offload": "OptimizerInHost"}
         yield from _changed(job, cluster, fits, job.trained(), change, "offload: OptimizerInHost")
 
 
 def _full_precision(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
-    """Yield the remedy of float32 for GPUs without bf16, if the job would fit so."""
+    """Yield the remedy of float32 for GPUs without bf16, if the job then fits."""
     lacks = not all(group.gpu.has_bf16 for group in cluster.groups)
     if lacks and fits(job.changed(training={"precision": "FP32"}), cluster):
         yield "spec.training.precision: FP32"
 
 
 def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
-    """Yield the remedy of gradient checkpointing for models whose manifest turns it off, if the job would fit so."""
+    """Yield the remedy of gradient checkpointing for models whose manifest turns it off, if the job then fits."""
     kept = [role for role in job.trained() if job.models()[role].gradient_checkpointing is False]
     yield from _changed(job, cluster, fits, kept, {"gradient_checkpointing": True}, "gradientCheckpointing: true")
 
@@ -104,14 +104,14 @@ def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 def _changed(
     job: Job, cluster: Cluster, fits: Fits, roles: Iterable[Role], change: Mapping[str, Any], words: str
 ) -> Iterator[str]:
-    """Yield the remedy of a change of some models, if there are any and the job would fit so."""
+    """Yield the remedy of a change of some models, if there are any and the job then fits."""
     fields = dict.fromkeys(job.spec.models.field(role) for role in roles)
     if fields and fits(_with_models(job, dict.fromkeys(fields, change)), cluster):
         yield " and ".join(f"spec.models.{field}.{words}" for field in fields)
 
 
 def _rows_over_ranks(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
-    """Yield the remedy of the fewest ranks for the tokens of a row of the trained models, if the job would fit so."""
+    """Yield the remedy of the fewest ranks over which to cut rows of the trained models, if the job then fits."""
     kept = {job.spec.models.field(role): job.models()[role].parallelism or Parallelism() for role in job.trained()}
     for context in (size for size in CONTEXTS if all(size > sizes.context for sizes in kept.values())):
         cut = {"context": context, "data": None}
@@ -128,7 +128,7 @@ def _with_models(job: Job, changes: Mapping[str, Mapping[str, Any]]) -> Job:
 
 
 def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
-    """Yield the remedy of the smallest batch and mini-batch that divide over all GPUs, if the job would fit so."""
+    """Yield the remedy of the smallest batch and mini-batch that divide over all GPUs, if the job then fits."""
     training, samples, gpus = job.spec.training, job.spec.rollout.samples_per_prompt, cluster.gpus
     name = "prompt_batch_size" if training.prompt_batch_size else "batch_size"
     rows = -(-(training.prompt_batch_size or training.batch_size or 1) // gpus) * gpus

@@ -145,7 +145,7 @@ class Strategies:
     def way(self) -> Way:
         """Costs of each cut. Unless the manifest decides, layers are recomputed if faster or needed to fit.
 
-        So it is with the parts of experts (`_expert_sizes`).
+        The number of ranks that share the experts is chosen by speed as well (`_expert_sizes`).
         """
         work, given, found = self.request.work, self.request.work.recomputes, list[Way]()
         for expert in self._expert_sizes():

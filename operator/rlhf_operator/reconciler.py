@@ -102,7 +102,7 @@ class Reconciler:
         except ApiError as error:
             logger.warning("cannot list what is in the cluster: %s", error)
         except Exception:
-            # A mistake of ours about one object must not end the operator.
+            # A bug that one object triggers must not end the operator.
             logger.exception("what is in the cluster was not understood")
         else:
             return True
@@ -123,7 +123,7 @@ class Reconciler:
                 group.create_task(self._resync())
                 group.create_task(self._call_the_next())
         except ExceptionGroup as failed:
-            raise failed.exceptions[0] from failed  # who started this asks for its kind
+            raise failed.exceptions[0] from failed  # the caller looks at the error's type
         finally:
             self.leads = False
             self.queue.close()
@@ -149,11 +149,11 @@ class Reconciler:
             try:
                 called = self.observer.next_in_line()
             except Exception:
-                # A mistake of ours must not end the operator; the resync wakes all jobs.
+                # A bug must not end the operator; the resync wakes all jobs.
                 logger.exception("the next jobs in line were not found")
                 called = []
             self.enqueue(called)
-            # The pods of a large job end one after the other: the same jobs are not called for each.
+            # The pods of a large job end one after the other: the same jobs are not called once for each pod.
             await asyncio.sleep(CALL_AGAIN_SECONDS if called and called == before else CALL_SECONDS)
             before = called or before
 
@@ -185,19 +185,19 @@ class Reconciler:
             logger.warning("%s/%s: %s; again in %.1f s", *key, error, self._failed(key, error))
             return "error"
         except Exception as error:
-            # A mistake of ours in one job must not stop the others.
+            # A bug that one job triggers must not stop the others.
             logger.exception("%s/%s: the pass failed; again in %.1f s", *key, self._failed(key, error))
             return "error"
         self.queue.succeeded(key)
         self.observer.failing.pop(key, None)
         self.queue.add_after(key, again)
         if self._refused.pop(key, None):
-            self.queue.add(key)  # what the status says of it is no longer so
+            self.queue.add(key)  # the status still reports the refusal
         return "done"
 
     def _failed(self, key: Key, error: Exception) -> float:
         """Requeue a job whose pass failed; return the seconds until its next pass."""
-        # An API server that is away is not the job's fault.
+        # An API server that does not answer is not the job's fault.
         if not (isinstance(error, ApiError) and error.passing):
             self.observer.failing.setdefault(key, time.monotonic())
         return self.queue.retry(key)

@@ -90,7 +90,7 @@ class NodesOfGroup(NodeFigures):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        """Refuse a growing group without name or labels, contradicting sizes, and half a statement about GPUs."""
+        """Refuse a growing group without name or labels, contradicting sizes, and only one of gpu and gpusPerNode."""
         if self.least > self.most > 0:
             raise ValueError("has a min above its max")
         if self.most and not (self.name and self.match_labels):

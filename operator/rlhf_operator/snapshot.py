@@ -271,7 +271,7 @@ class Snapshot:
     unusable_groups: tuple[str, ...] = ()
     """Sentences on the node groups of autoscalers on which no job is planned."""
     claimable_gpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Number of GPUs that pods can have only by resource claims (DRA), by node and driver; none is planned on."""
+    """Number of GPUs that pods can have only by resource claims (DRA), by node and driver; no job may use them."""
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Priority of pods by PriorityClass; the key "" stands for pods without one."""
     taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

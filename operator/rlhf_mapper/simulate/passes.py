@@ -27,8 +27,8 @@ seconds of one in a CUDA graph."""
 TOUCHES_OF_A_LOGIT: Mapping[Layers, float] = {"Plain": 12.7, "Fused": 4.7, "Megatron": 6.0}
 """Number of times that a logit is read or written in float32 in a forward pass, by kind of kernels.
 
-A third of what docs/performance.md counts for an update. Megatron's, and those of a roofline, are a softmax and a
-log-probability.
+These numbers are a third of those that docs/performance.md counts for an update. For Megatron, and for a roofline, a
+softmax and a log-probability are counted.
 """
 
 
@@ -69,7 +69,7 @@ def expert_part(model: Architecture, gpu: Gpu, tokens: Numbers, parts: Numbers |
     tokens: of a rank. Each rank has them routed to all experts, and computes a part of the experts for all ranks.
     """
     of_all = tokens * parts
-    beyond = np.maximum(of_all / ROWS[-1], 1.0)  # products are as long as they have rows there
+    beyond = np.maximum(of_all / ROWS[-1], 1.0)  # beyond the table seconds grow with the rows
     seconds: Numbers = beyond * expert_products(model, gpu).at(1.0, of_all) / parts
     return seconds
 

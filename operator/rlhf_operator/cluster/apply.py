@@ -58,7 +58,7 @@ class Applier:
         if plan.status != job.status:
             body = {"metadata": {"resourceVersion": job.resource_version}, "status": with_nulls(plan.status)}
             written = await self._patch(JOBS, job, job.name, body, "status")
-            # The next pass sees what this one wrote, whenever the watch comes round to it.
+            # The next pass sees this status, however late the watch event comes.
             self._remember(job, "jobs", written)
 
     async def act(self, snapshot: Snapshot, plan: Plan) -> None:
@@ -76,7 +76,7 @@ class Applier:
                 else:
                     await self._delete(snapshot.job.namespace, action)
         except RefusedError:
-            # What the new phase announces was not done, and the next pass takes the phase back.
+            # An action of the new phase was not done, and the next pass takes the phase back: no event about it.
             events = tuple(each for each in events if each.reason != plan.status.phase)
             raise
         finally:
@@ -152,7 +152,7 @@ class Applier:
             await self.events.record(job, Event(kind="Warning", reason="ClaimNotChanged", message=message))
 
     async def _resize(self, job: ObservedJob, action: Resize) -> None:
-        """Set the number of pods of an elastic pool in its RayCluster; an event reports it if that is refused."""
+        """Set the number of pods of an elastic pool in its RayCluster; an event reports a refusal."""
         try:
             await self._set_replicas(job, action)
         except ApiError as error:
@@ -162,7 +162,7 @@ class Applier:
             await self.events.record(job, Event(kind="Warning", reason="PoolNotResized", message=message))
 
     async def _set_replicas(self, job: ObservedJob, action: Resize) -> None:
-        """Write the size of an elastic pool, unless it is there; the patch holds the whole list of worker groups."""
+        """Write the size of an elastic pool, unless it is set; the patch must hold the whole list of worker groups."""
         found = await self.client.get(RAYCLUSTERS, job.namespace, action.cluster) or {}
         groups = [dict(each) for each in raw.entries(found, "spec", "workerGroupSpecs")]
         named = (each for each in groups if raw.text(each, "template", "metadata", "labels", names.POOL) == action.pool)
@@ -181,7 +181,7 @@ class Applier:
         try:
             await self.client.call("DELETE", path, kind=resource.plural, body=body, may=self.may_write)
         except ApiError as error:
-            if error.status == CONFLICT:  # it has changed, or another one has its name
+            if error.status == CONFLICT:  # the object has changed, or another object has its name
                 raise StaleError(str(error)) from None
             if error.status != NOT_FOUND:
                 raise

@@ -66,7 +66,7 @@ class LiveGroup(NamedTuple):
 
 
 def with_live_groups(settings: Settings, pools: Iterable[Document], status: str) -> tuple[Settings, tuple[str, ...]]:
-    """Return the settings with the autoscalers' groups, and a sentence for each reason why groups are not planned on.
+    """Return the settings with the autoscalers' groups, and a sentence for each reason why jobs cannot use groups.
 
     pools: Karpenter's NodePools; status: text of Cluster Autoscaler's status. Groups of the settings come first, then
     NodePools, those of higher weight first.
@@ -155,7 +155,7 @@ def _most(limits: Document, group: NodesOfGroup) -> int:
 
 
 def _of_status(status: str) -> Iterator[LiveGroup]:
-    """Yield the groups of Cluster Autoscaler's status; a cloud's path before the name of a group does not count."""
+    """Yield the groups of Cluster Autoscaler's status; a cloud's path before a group's name is cut off."""
     try:
         (document, *_) = kubectl_yaml.read(status, "")
     except (SpecError, ValueError):

@@ -65,7 +65,7 @@ class Table(Generic[T]):
         return [(key, self._entries[key]) for key in sorted(self._index.get((namespace, name), ()))]
 
     def put(self, document: Document) -> tuple[Key, Entry[T] | None, Entry[T] | None]:
-        """Take in an object, unless it was deleted or is not newer; return (key, entry before, entry now)."""
+        """Store an object, unless it was deleted or is not newer; return (key, entry before, entry now)."""
         key, uid, version = _identity(document)
         before = self._entries.get(key)
         if uid in self._gone or (before is not None and version <= before.version):
@@ -183,7 +183,7 @@ class Cache:
         self._lost_pods: dict[str, tuple[ObservedPod, ...]] = {}
 
     def put(self, kind: KindName, document: Document) -> set[Key]:
-        """Take in an object; return the keys of the jobs that the change concerns."""
+        """Store an object; return the keys of the jobs that the change concerns."""
         return self._concerned(kind, *getattr(self, kind).put(document))
 
     def remove(self, kind: KindName, document: Document) -> set[Key]:
@@ -209,7 +209,7 @@ class Cache:
         return tuple(pod for pod in self._lost_pods.get(job.uid, ()) if pod.attempt == job.status.attempt)
 
     def _remember_lost_pod(self, namespace: str, pod: Entry[ObservedPod] | None) -> None:
-        # KubeRay may take a pod away before a pass has come to see why it ended.
+        # KubeRay may delete a pod before a pass has seen why the pod ended.
         if pod is None or not pod.value.was_disrupted:
             return
         jobs = filter(None, (self.jobs.get((namespace, name)) for name in pod.index_names))
@@ -221,13 +221,13 @@ class Cache:
             self._lost_pods[pod.owner] = (*earlier, pod.value)[:MAX_LOST_PODS]
 
     def put_list(self, kind: KindName, listing: Listing, keys: Iterable[Key]) -> set[Key]:
-        """Take in a list; remove the cached objects of `keys` that the list lacks; return the affected jobs' keys."""
+        """Store a list's objects; remove the objects of `keys` that the list lacks; return the affected jobs' keys."""
         changed: set[Key] = set()
         there = {_identity(each)[1] for each in listing.items}
         table = getattr(self, kind)
         for key in list(keys):
             entry = table.get(key)
-            # One that is younger than the list cannot be in it.
+            # An object that is younger than the list cannot be in it.
             if entry is not None and entry.uid not in there and entry.version <= listing.version:
                 changed |= self._concerned(kind, key, table.drop(key, entry.uid), None)
         for document in listing.items:

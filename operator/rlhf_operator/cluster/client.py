@@ -131,14 +131,14 @@ class Client:
             except ApiError as error:
                 if error.status != GONE or "continue" not in query:
                     raise
-                # The state of the earlier pages is too old by now.
+                # The server no longer has the state of the earlier pages, so the list begins anew.
                 items.clear()
                 del query["continue"], query["limit"]
                 continue
             if "items" not in page:
                 raise ApiError(0, f"GET {path}: the answer is no list")
             for item in page["items"] or []:
-                if resource != JOBS:  # those of a job tell what an upgrade has dropped
+                if resource != JOBS:  # a job's managedFields show what an upgrade has dropped
                     item.get("metadata", {}).pop("managedFields", None)
                 items.append(slim(item) if slim else item)
             if not (rest := raw.text(page, "metadata", "continue")):

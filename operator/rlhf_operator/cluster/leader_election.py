@@ -163,7 +163,7 @@ class Elector:
     async def _release(self) -> None:
         if not self.may_write():
             return
-        # Not before nothing is written any more, and at once: the next replica need not wait for the duration.
+        # Once nothing is written any more, the next replica need not wait until the Lease runs out.
         self._renewed = -math.inf
         try:
             async with asyncio.timeout(PERIOD_SECONDS):

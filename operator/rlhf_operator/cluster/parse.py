@@ -67,10 +67,10 @@ def job(document: Document) -> snapshot.ObservedJob:
 
 
 def _lost_fields(document: Document) -> tuple[str, ...]:
-    """Return the fields of a spec that have an owner (metadata.managedFields) and are not there.
+    """Return the fields of a spec that have an owner (metadata.managedFields) but are missing.
 
-    Whoever creates an object owns its defaults, too, so a field of HAD_DEFAULTS counts only if something was in it.
-    Of lists and scalars only the annotation of `kubectl apply` tells that. A server-side apply owns no defaults.
+    The creator of an object owns its defaults, too, so a field of HAD_DEFAULTS counts only if it was not empty. For
+    lists and scalars only the annotation of `kubectl apply` shows this. A server-side apply owns no defaults.
     """
     lost: set[str] = set()
     written = None  # the object that was given to the last client-side `kubectl apply`
@@ -226,11 +226,11 @@ def _containers(document: Document) -> Iterator[snapshot.ObservedContainer]:
     role = raw.text(document, "metadata", "labels", names.ROLE)
     for part in ("initContainerStatuses", "containerStatuses"):
         for each in raw.entries(document, "status", part):
-            # A container that waits to be started again has ended before.
+            # A container that waits for a restart has ended before.
             state = "lastState" if raw.mapping(each, "state", "waiting") else "state"
             ended = raw.mapping(each, "state", "terminated") or raw.mapping(each, state, "terminated")
             name, reason = raw.text(each, "name"), raw.text(ended, "reason")
-            never_ran = role == names.SANDBOX and reason in NEVER_RAN  # else its code may have written the message
+            never_ran = role == names.SANDBOX and reason in NEVER_RAN  # else code of the model may have written it
             speaks = role == names.READER or name == names.FOLDER_CONTAINER or never_ran
             yield snapshot.ObservedContainer(
                 name=name,
@@ -293,7 +293,7 @@ def quota(document: Document) -> snapshot.ObservedQuota:
         if raw.text(check, "state") in ("Pending", "Retry"):  # such as a ProvisioningRequest, for nodes
             message = f"admission check {raw.text(check, 'name')} is pending: {raw.text(check, 'message')}".rstrip(": ")
     return snapshot.ObservedQuota(
-        # One whose RayJob has ended has given its quota back, and waits for none.
+        # A Workload whose RayJob has ended counts as reserved: it waits for no quota.
         reserved="True" in (reserved.get("status"), raw.find_condition(document, "Finished").get("status")),
         evicted=raw.text(evicted, "reason") if is_evicted else "",
         message=message,

@@ -259,7 +259,7 @@ def _parts(node: _GpuNode, job: Job, settings: Settings, head: Fraction) -> list
     node gives fewer machines, or a smaller one.
     """
     requested, memory = job.spec.resources.slots_per_node, node.free_memory
-    if job.spec.placement.mode == "Manual":  # then the pools say how many slots of a node they take
+    if job.spec.placement.mode == "Manual":  # the manifest's pools say how many slots of a node they take
         requested, memory = None, None
     for slots in (requested,) if requested else range(node.free, 0, -1):
         pods = node.free // slots

@@ -149,7 +149,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
     pools = tuple(
         MappedPool(
             name=pool.name,
-            models=_only(pool.models, PoolRole),  # without those that always live with another model
+            models=_only(pool.models, PoolRole),  # without models that are always in another model's pool
             nodes=len(pool.slots_per_machine),
             max_nodes=most.get(pool.name),
             slots_per_node=max(pool.slots_per_machine),
@@ -185,7 +185,7 @@ def _price_per_hour(mapping: DeviceMapping, prices: Mapping[str, float]) -> floa
 
 
 def _only(roles: Iterable[Role], kind: Any) -> tuple[Any, ...]:
-    """Return those roles that are values of a Literal type."""
+    """Return the roles that are values of `kind`, a Literal type."""
     return tuple(role for role in roles if role in get_args(kind))
 
 

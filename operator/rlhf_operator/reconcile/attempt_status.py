@@ -73,7 +73,7 @@ def update_progress(ctx: ReconcileContext) -> bool:
 
 
 def _set_healthy(ctx: ReconcileContext) -> None:
-    """Set the condition Healthy by the causes of trouble that the trainer has found; a job without any has none."""
+    """Set the condition Healthy by the causes of trouble that the trainer finds; it is unset before the first."""
     if causes := ctx.status.causes:
         ctx.set_condition("Healthy", "False", causes[-1].partition(" ")[0], causes[-1])
     elif ctx.condition("Healthy") is not None:

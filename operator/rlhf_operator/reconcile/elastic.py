@@ -22,15 +22,15 @@ from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
 
 TRAINER_WAITS: Final = 0.1
-"""Share of a step for which the trainer waits, above which the pool grows."""
+"""Share of a step: the pool grows if the trainer waits for more than this share."""
 TRAINER_WORKS, POOL_WAITS = 0.05, 0.3
 """Shares of a step: the pool shrinks if the trainer waits for less, and the pool for more, than these."""
 SETTLE_STEPS: Final = 3
-"""Steps after a change of size whose idle times are ignored: the first of them still have the size before."""
+"""Steps after a change of size whose idle times are ignored: the first of them still run at the old size."""
 STEADY_STEPS: Final = 50
 """Steps in which a pool that has shrunk for other reasons than a waiting job does not grow again."""
 RESIZE_SECONDS: Final = 600.0
-"""Seconds until all desired pods must run, and the trainer use them; later the pool shrinks to those it has."""
+"""Seconds within which all desired pods must run and the trainer must use them; else the pool shrinks to its pods."""
 
 
 class ObservedPool(NamedTuple):
@@ -76,7 +76,7 @@ def resize(ctx: ReconcileContext) -> None:
 
 
 def _observed_pool(ctx: ReconcileContext) -> ObservedPool | None:
-    """Return the elastic pool of an attempt that makes steps in the operator's line; None if there is none."""
+    """Return the elastic pool of an attempt that makes steps and is in no queue of Kueue; None if there is none."""
     mapping, job, record = ctx.status.mapping, ctx.job, ctx.record
     # Progress and metrics before the first step are those of an earlier attempt.
     progress = ctx.status.progress if record and record.first_step is not None else None
@@ -95,7 +95,7 @@ def _metric(ctx: ReconcileContext, name: str) -> float:
 
 
 def _follow(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None:
-    """Return a size by the latest step if the trainer uses the desired one; else, in time, one that fits the pods."""
+    """Return a new size by the latest step's idle times; if the desired size is overdue, one that fits the pods."""
     pool, running = found.pool, sum(each.ready for each in found.pods)
     first = ctx.record.first_step or 0 if ctx.record else 0
     is_steady = found.step < max(pool.steady_until_step or 0, first + SETTLE_STEPS)
@@ -137,7 +137,7 @@ def _follow_idle_shares(ctx: ReconcileContext, found: ObservedPool) -> NewSize |
 
 
 def _free_room(ctx: ReconcileContext, found: ObservedPool, count: int) -> tuple[Reserved, ...]:
-    """Return room for `count` more pods, best on existing nodes; none if a waiting job may use these nodes."""
+    """Return room for `count` more pods, preferably on existing nodes; () if a waiting job may use these nodes."""
     seen, avoided = ctx.snapshot, failure.bad_nodes(ctx.snapshot, ctx.now)
     groups = groups_of(seen, found.job, found.mapping, ctx.settings, avoided)
     group = groups[1 + found.mapping.pools.index(found.pool)]
@@ -150,7 +150,7 @@ def _free_room(ctx: ReconcileContext, found: ObservedPool, count: int) -> tuple[
 def _give_to_a_job(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None:
     """Return a smaller size that leaves a waiting job enough room to begin; None if no size does."""
     own, now = ctx.snapshot.job, found.pool.node_count
-    # Of several jobs with extras those with the lowest uid give first.
+    # Of several jobs with extra nodes the job with the lowest uid gives first.
     others = [each.without_extras() if each.uid < own.uid else each for each in ctx.snapshot.holders]
     has_coming = any(each.extra and names.group_of(each.node) for each in ctx.status.reserved)
     seen = (ctx.snapshot if has_coming else ctx.snapshot.existing()).taken_only_by(others)

@@ -23,7 +23,7 @@ from rlhf_operator.times import parsed, timestamp
 UNQUEUED: Final = frozenset({attempt_status.NOT_QUEUED[0], attempt_status.IGNORED[0]})
 """Reasons of the condition QuotaReserved=True for which Kueue has granted no quota."""
 RATE_SECONDS: Final = 3600.0
-"""Seconds in which failures that do not count are told together."""
+"""Span in seconds over which a message adds up the failures that do not count."""
 SUSPENDS: Final = "The pods end and free their slots; a trainer that has made steps saves a checkpoint first."
 MAX_BACKOFF_SECONDS: Final = 300.0
 """Most seconds between two attempts."""
@@ -122,7 +122,7 @@ def _rate(ctx: ReconcileContext) -> str:
 def withdraw(ctx: ReconcileContext, why: str, awaited: Sequence[str] = ()) -> None:
     """End an attempt whose pods find no nodes; the job waits for its turn again, after a pause for other jobs.
 
-    awaited: names of the nodes that did not come; the group of one that is still to come is avoided for a while.
+    awaited: nodes that did not come in time; the group of a node that is still missing is avoided for a while.
     """
     ctx.require_live(f"attempt {ctx.status.attempt} is withdrawn")
     still_to_come = {each.name for each in ctx.snapshot.nodes or ()}
@@ -213,7 +213,7 @@ def take_nodes_back(ctx: ReconcileContext, larger: ObservedJob) -> None:
 
 
 def _begin_anew(ctx: ReconcileContext, outcome: AttemptEnd, message: str, job: ObservedJob | None = None) -> None:
-    """End an attempt that the next one follows at once, with the mapping and the room of `job` if it is given."""
+    """End an attempt and let the next one follow at once, with the mapping and the room of `job` if given."""
     _end_attempt(ctx, outcome)
     ctx.set_record(message=message)
     mapping, reserved = (job.status.mapping, job.status.reserved) if job else (None, ())
@@ -233,7 +233,7 @@ def active_seconds(ctx: ReconcileContext) -> float:
 def _end_attempt(ctx: ReconcileContext, outcome: AttemptEnd) -> None:
     if outcome != "Withdrawn":
         ctx.set_status(active_seconds=(ctx.status.active_seconds or 0) + int(active_seconds(ctx)))
-    if outcome != "Failed" or (ctx.record and ctx.record.backfilled):  # else the next attempt goes on with its room
+    if outcome != "Failed" or (ctx.record and ctx.record.backfilled):  # else the next attempt keeps the room
         ctx.set_status(reserved=())
     if ctx.status.mapping:
         kept = tuple(each for each in ctx.status.reserved if not each.extra)
@@ -254,7 +254,7 @@ def _end_attempt(ctx: ReconcileContext, outcome: AttemptEnd) -> None:
 def _pause(ctx: ReconcileContext) -> None:
     """Set the time of the next attempt; the pause doubles after each failure, and differs between jobs."""
     ends = [each.outcome for each in ctx.status.attempts]
-    run = takewhile(lambda end: end == "Withdrawn", reversed(ends))  # which says nothing of the job itself
+    run = takewhile(lambda end: end == "Withdrawn", reversed(ends))  # a withdrawal is not the job's fault
     failures = len(list(run)) or ends.count("Failed")
     pause = ctx.policy.restart_backoff_seconds * 2.0 ** max(failures - 1, 0)
     seed = f"{ctx.snapshot.job.uid}/{ctx.status.attempt}"

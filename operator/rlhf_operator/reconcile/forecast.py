@@ -1,6 +1,6 @@
 """Forecast of when a job in line may begin, from the predicted ends of the jobs that hold room.
 
-A job whose end is not known, or that has outlasted its prediction, is taken never to end.
+A job whose end is not known, or that has outlasted its prediction, is assumed never to end.
 """
 
 import math
@@ -32,7 +32,7 @@ class Forecast:
 
     @classmethod
     def of(cls, ctx: ReconcileContext, snapshot: Snapshot) -> Self:
-        """Return the forecast without the job of this pass; pods of ended attempts are taken to be gone."""
+        """Return the forecast without the job of this pass; pods of ended attempts are assumed to be gone."""
         ends = ((remaining_seconds(each, ctx.now), each) for each in ctx.snapshot.holders)
         return cls(snapshot=snapshot, holders=tuple(ends))
 
@@ -42,7 +42,7 @@ class Forecast:
         return replace(self, holders=(*self.holders, (end, holder)))
 
     def start_of(self, pods: Sequence[Group]) -> tuple[float, Room]:
-        """Return (seconds until all pods of an attempt have room, that room); infinite seconds: it is not known."""
+        """Return (seconds until all pods of an attempt have room, that room); inf seconds: the time is not known."""
         ends = sorted({0.0, *(end for end, _ in self.holders if end < math.inf)})
         found = bisect_left(ends, True, key=lambda end: not self.room_at(end, pods).lacks)
         start = ends[found] if found < len(ends) else math.inf
@@ -66,7 +66,7 @@ def expected_start(ctx: ReconcileContext, ahead: Sequence[ObservedJob], pods: Se
 
 
 def start_in_words(seconds: float, now: datetime) -> str:
-    """Return the words about an expected start, with its time rounded up."""
+    """Return a clause that tells an expected start, rounded up."""
     if seconds > FORESEEN_SECONDS:
         return "nobody can say when it begins"
     multiple = next(each for limit, each in ROUNDING if seconds < limit or limit == math.inf)
@@ -108,7 +108,7 @@ def context_of(ctx: ReconcileContext, job: ObservedJob) -> ReconcileContext:
     """Return the context of a pass over another job, for a trial placement."""
     inputs = {
         name: replace(job, name=name, spec={}, status=Status()) for name in inputs_of(job.spec)
-    }  # wherever the inputs are
+    }  # where the inputs are does not matter for a trial
     return ReconcileContext.of(replace(ctx.snapshot, job=job, inputs=inputs), ctx.now, ctx.settings)
 
 

@@ -1,7 +1,7 @@
 """Room that running jobs give to a job in line: guests give all of theirs, other jobs a part.
 
-A guest is a job that has begun before its turn, where no job ahead is delayed (backfill). Predictions are wrong, so the
-jobs ahead do not rely on them: as soon as one could begin on the room of guests, these save a checkpoint and end.
+A guest is a job that has begun before its turn, as it delays no job ahead (backfill). Predictions may be wrong, so jobs
+ahead do not rely on them: as soon as one could begin in the room of guests, the guests save a checkpoint and end.
 
 A job on more nodes than `resources.nodes` goes on with fewer if a job of higher priority can then begin. No other job
 is preempted.
@@ -24,7 +24,7 @@ from rlhf_operator.reconcile.room import Group, Room, groups_of, place
 from rlhf_operator.snapshot import ObservedJob, Snapshot
 
 MAX_YIELDED: Final = 3
-"""Attempts of a job that may give their room back; after that the job begins in its turn only."""
+"""Number of times that a job may begin before its turn and give its room back; later it begins in its turn only."""
 START_AND_END_SECONDS: Final = 300.0
 """Seconds by which a job must end before a job ahead could begin: its pods take time to start and to end."""
 MAX_SHRINKING: Final = 4
@@ -46,7 +46,7 @@ def may_be_guest(ctx: ReconcileContext) -> bool:
 
 
 def has_guests_ahead(ctx: ReconcileContext) -> bool:
-    """Whether a guest is ahead, or this job holds room as a guest; the guest may be back in line before this job."""
+    """Whether a guest is ahead, which may return to the line before this job, or this job is a guest itself."""
     job, own = ctx.snapshot.job, ctx.turns.of(ctx.snapshot.job)
     return any(is_guest(each) and ctx.turns.of(each) <= own for each in (*ctx.snapshot.holders, job))
 
@@ -54,7 +54,7 @@ def has_guests_ahead(ctx: ReconcileContext) -> bool:
 def delays_nobody(ctx: ReconcileContext, mapping: MappedPlacement, room: Room, ahead: Sequence[ObservedJob]) -> bool:
     """Whether an attempt in this room would delay none of the jobs ahead that may begin next.
 
-    It ends before such a job could begin, or the job could not use the room. A job ahead without a mapping is delayed.
+    Each of them must begin after the attempt's end, or have room beside it. A job without a mapping counts as delayed.
     """
     own = replace(ctx.snapshot.job, status=ctx.status.model_copy(update={"mapping": mapping, "reserved": ()}))
     end = remaining_seconds(own, ctx.now) + START_AND_END_SECONDS
@@ -155,7 +155,7 @@ def givers_in_words(ctx: ReconcileContext) -> str:
 def find_givers(
     ctx: ReconcileContext, to: ObservedJob, pods: Sequence[Group], holders: Sequence[ObservedJob]
 ) -> list[ObservedJob]:
-    """Return the jobs that give room for pods, with what they keep; none if pods need no more, or get too little.
+    """Return the jobs that give room for pods, with the room that they keep; [] if none is needed, or too little comes.
 
     As few jobs give as suffice, in the order of `_possible_givers`, after elastic pools have given their extra nodes.
     """
@@ -163,7 +163,7 @@ def find_givers(
     givers = _possible_givers(ctx, to, pods, trial.holders) if pods else []
     trials = (givers[:count] for count in range(len(givers) + 1))
     needed = next((some for some in trials if trial.kept(some) is not None), [])
-    for each in needed[:-1]:  # a later one may give enough without it
+    for each in needed[:-1]:  # the later ones may suffice without it
         fewer = [other for other in needed if other is not each]
         needed = needed if trial.kept(fewer) is None else fewer
     return trial.kept(needed) or []
@@ -195,16 +195,16 @@ class _Trial(NamedTuple):
     def _rest(
         self, job: ObservedJob, holding: Sequence[ObservedJob], others: Sequence[ObservedJob], *, is_last: bool
     ) -> ObservedJob | None:
-        """Return a giver with what it keeps beside these jobs, best also beside what the other givers hold now."""
+        """Return a giver with the room that it keeps beside `holding`, if possible also beside the room of `others`."""
         if is_guest(job):
             return _holding(job, None, ())
-        sizes = _spare_nodes(self.ctx, job)[: None if is_last else 1]  # all but the last keep least
+        sizes = _spare_nodes(self.ctx, job)[: None if is_last else 1]  # all givers but the last keep the smallest size
         seen = (self.nodes.taken_only_by([*holding, *more]) for more in ([others, []] if others else [[]]))
         return next(filter(None, (with_largest_mapping(self.ctx, job, on, sizes) for on in seen)), None)
 
 
 def with_largest_mapping(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, sizes: range) -> ObservedJob | None:
-    """Return a job with its largest mapping, of these numbers of nodes, that has room, and with that room."""
+    """Return a job with the largest mapping on one of these numbers of nodes that has room, and with this room."""
     other = context_of(ctx, job)
     bad = failure.bad_nodes(other.snapshot, ctx.now)
     nodes = replace(other.snapshot, nodes=seen.existing().without(bad).nodes, taken=seen.taken)
@@ -270,7 +270,7 @@ def _holding(job: ObservedJob, mapping: MappedPlacement | None, reserved: Sequen
 
 
 def _can_save(ctx: ReconcileContext) -> bool:
-    """Whether an attempt that ends now loses little: its pods save a checkpoint in the grace period, or have just done.
+    """Whether an attempt that ends now loses little: its pods can save a checkpoint in time, or have just saved one.
 
     Longer steps end with the next checkpoint that the trainer makes anyway.
     """

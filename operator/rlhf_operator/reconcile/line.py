@@ -98,7 +98,7 @@ def _reserve_on(
 
 
 def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | None:
-    """Return the snapshot with all nodes full that jobs ahead in line may use; None if this job may not have others."""
+    """Return the snapshot with all nodes full that jobs ahead in line may use; None if this job can use no others."""
     if not ahead:
         return ctx.snapshot
     if any(not each.status.conditions for each in ahead):
@@ -245,7 +245,7 @@ def jobs_ahead(ctx: ReconcileContext) -> list[ObservedJob]:
 
 
 def waiting_jobs(ctx: ReconcileContext) -> list[ObservedJob]:
-    """Return the other jobs in line; none for a job that is not in it."""
+    """Return the other jobs in line; [] if this job is in no line."""
     now = ctx.snapshot
     return [
         each

@@ -112,7 +112,7 @@ def _report_avoided(ctx: ReconcileContext, number: int, avoided: tuple[str, ...]
 
 
 def _start(ctx: ReconcileContext, job: Job, turn: line.Turn) -> None:
-    """Name the next attempt in the status and create its RayJob; it is the named attempt if that was never created."""
+    """Name the next attempt in the status and create its RayJob; a named attempt that was not created comes first."""
     named = ctx.record if ctx.is_open else None
     number = named.attempt if named else (ctx.status.attempt or 0) + 1
     if inputs.conflict(ctx, names.rayjob_name(job.name, number)):

@@ -22,7 +22,7 @@ UNSCHEDULABLE_SECONDS: Final = 120.0
 UNRELATED_TO_ROOM: Final = re.compile("volume|free storage|scheduling gates", re.IGNORECASE)
 """Pattern of scheduler messages about a pod that waits for a volume, its storage or a scheduling gate, not for room."""
 ORDINARY: Final = 2
-"""Steps of an attempt after which a step compiles and loads nothing any more."""
+"""Number of an attempt's first steps, which may compile and load."""
 BETTER: Final = "BetterPlacement"
 CLOCK_SECONDS: Final = 2.0
 """Tolerance in seconds for a time in the status that lies ahead; such times are whole seconds."""
@@ -262,7 +262,7 @@ def _silence(ctx: ReconcileContext) -> float:
         return ctx.age(_latest(ctx, stepped))
     training = ctx.condition("Training")
     first_word = _latest(ctx, parsed(training.last_transition_time) if training else None)
-    # Whenever Training was Unknown it begins anew, but the first word had a deadline.
+    # The transition is newer if Training was Unknown meanwhile, but the first report had a deadline of its own.
     return max(ctx.age(first_word), ctx.age(_began(ctx)) - ctx.policy.startup_deadline_seconds)
 
 

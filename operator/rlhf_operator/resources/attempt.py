@@ -101,7 +101,7 @@ def _named(ports: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Manifest:
-    """Return the PodDisruptionBudget of an attempt, which goes with its RayJob: no ready pod is evicted, as by a drain.
+    """Return the PodDisruptionBudget of an attempt, owned by its RayJob: no ready pod may be evicted, as by a drain.
 
     pods: number of the attempt's pods, all of which must run; pods of an elastic pool do not count, and may be evicted.
     """

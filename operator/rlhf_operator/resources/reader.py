@@ -55,7 +55,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequ
         "containers": [container],
         "volumes": [{"name": "scratch", "emptyDir": {}}, *installed_volumes(settings), *storage.volumes(mounts)],
     }
-    # It goes where the head may, and is what policies of the cluster want of that.
+    # The pod may go where the head may, and has what the cluster's policies require of the head.
     over = settings.template_of(job.spec.runtime, names.CONTROLLER)
     for head in over.get("spec", {}).get("containers", ()):
         if head["name"] == names.HEAD_CONTAINER:  # a volume may hold the user's code
