@@ -72,7 +72,7 @@ def inputs_of(job: Job) -> set[str]:
 
 
 def read_inputs(job: Job) -> tuple[ReadInput, ...]:
-    """Return the models and data sets that a job's manifest names, as it names them, without digests."""
+    """Return the models and data sets that a job's manifest names, with the manifest's URIs and without digests."""
     values = dict(leaves(job.spec.model_dump(mode="json", by_alias=True, exclude={"outputs"})))
     found = []
     for path, value in values.items():
@@ -112,7 +112,7 @@ def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
         elif name not in kinds:
             others = suggestion(name, kinds.keys() - {job.name})
             yield Problem(path, f'no job of this file, or finished in the run folder, is named "{name}"; {others}')
-        elif (kind := kinds[name]) not in (*suitable, CUSTOM):  # what an own algorithm makes is seen when it is read
+        elif (kind := kinds[name]) not in (*suitable, CUSTOM):  # the reader checks the output of a user's algorithm
             yield Problem(path, f'"{name}" is a job of {kind}, expected {choice(suitable)}')
 
 

@@ -127,7 +127,7 @@ class Job(Spec):
 
     @property
     def may_replay_routing(self) -> bool:
-        """Whether the actor's passes over responses take the generator's experts, if the actor has any."""
+        """Whether the actor's passes over responses may use the generator's experts, if the actor has experts."""
         rollout, is_read = self.spec.rollout, isinstance(self.spec.algorithm, PolicyGradient)
         return is_read and not self.generates_elsewhere and not rollout.agent and rollout.routing != "Recompute"
 
@@ -191,10 +191,10 @@ class Job(Spec):
 
     @property
     def least_call_deadline(self) -> int:
-        """Least deadline in seconds of a step's calls, where steps tell it: twice the longest time of a reward's code.
+        """Lower bound in seconds of a deadline derived from steps: twice the time limit of the slowest reward code.
 
-        Teachers on servers count as code. The time has all attempts in it, and is not above the deadline of all other
-        calls.
+        Teachers on servers count as code. The time limit includes all attempts of a request. The bound itself stays
+        within CALL_SECONDS.
         """
         rewards = (*self.spec.models.rewards().values(), *self.spec.models.teacher_endpoints)
         parts = [part.judge if isinstance(part, RewardJudge) else part for part in rewards]

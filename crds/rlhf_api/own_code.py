@@ -50,7 +50,7 @@ def line_of(error: BaseException, packages: Collection[str]) -> str:
 def defined_at(what: object) -> str:
     """Return ` (file:line)` of the start of a function or class, ` (file)` of a module; empty without source."""
     found: Any = what
-    with suppress(OSError, TypeError, ValueError):  # ValueError: what has every attribute wraps itself
+    with suppress(OSError, TypeError, ValueError):  # ValueError: an object with every attribute, also `__wrapped__`
         line = "" if isinstance(found, ModuleType) else f":{inspect.getsourcelines(found)[1]}"
         return f" ({inspect.getsourcefile(inspect.unwrap(found))}{line})"
     return ""

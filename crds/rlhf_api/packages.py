@@ -14,7 +14,7 @@ def in_package(uri: str) -> Path:
     package, _, inside = uri.removeprefix(PACKAGE).partition("/")
     try:
         found = importlib.util.find_spec(package) if package.isidentifier() else None  # `a.b` would import a
-    except ValueError:  # __main__
+    except ValueError:  # __main__ has no spec
         found = None
     folders = [Path(each) for each in (found and found.submodule_search_locations) or ()]
     if not folders:

@@ -84,7 +84,7 @@ def wait_for(kubectl: Kubectl, jobs: Sequence[str], *, logs: bool) -> int:
 
 
 def _wait(kubectl: Kubectl, name: str, codes: dict[str, int], options: Sequence[str]) -> Iterator[None]:
-    """Print what a job does, and logs if they have options; yield after each look, fill in `codes` at the end."""
+    """Print a job's state, and with `options` its logs; yield after each look; at the end set the code in `codes`."""
     printed, logs = "", dict[int, Thread]()
     while True:
         sentence, job = _look_at(kubectl, name)

@@ -128,7 +128,7 @@ def require_success(code: int, stderr: bytes) -> None:
     first = next(begins, len(lines) - 1)
     fields = takewhile(lambda line: line.startswith(("- ", "* ")), lines[first + 1 :])
     message = " ".join([lines[first].removeprefix("error: "), *fields])
-    # the address that kubectl tries without a current context
+    # kubectl tries this address if there is no current context
     hint = "; choose a cluster by kubectl config use-context" if "localhost:8080" in message else ""
     raise KubectlError(f"kubectl: {_words(message.encode())}{hint}")
 

@@ -80,7 +80,7 @@ def _content(digest: str | None, revision: str | None = None) -> str:
 
 
 def _note(read: ReadInput, maker: ObservedJob | None) -> str:
-    """Return what is odd about an input that a job made; empty if nothing is."""
+    """Return a clause that the maker of an input is gone, or has a newer output; else empty."""
     if read.job and maker is None:
         return "; the job is gone"
     now = maker.status.output.digest if maker and maker.status.output else None

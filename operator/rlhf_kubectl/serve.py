@@ -15,7 +15,7 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedJob
 
 PARTS: Final = read_table(__package__, "serving.yaml", dict[str, Any])
-MANAGER: Final = "kubectl-rlhf"  # its pods lack names.JOB_NAME: the operator forgets such pods if they are not its own
+MANAGER: Final = "kubectl-rlhf"  # the pods lack names.JOB_NAME, by which the operator finds the pods of jobs
 
 
 def manifests(job: ObservedJob, settings: Settings, *, image: str | None, gpus: int | None) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from rlhf_operator.snapshot import Document, ObservedJob
 READ_PARTS: Final = ("models", "data", "evaluation", "rollout")
 """Parts of a spec that name what a job reads."""
 ON_THE_CLUSTER: Final = ("pvc://", "file://", "http://", "https://")
-"""Schemes of what pods may have and this machine not, or another thing of that name."""
+"""Schemes of URIs that pods may find, but this machine not, or with another content."""
 FOLDER: Final = "/code"
 """Folder of the job's own code in the pods, which is on their PYTHONPATH."""
 VARIABLE: Final = "PYTHONPATH"
@@ -74,8 +74,8 @@ def submit(kubectl: Kubectl, manifest: Path | str, only: str | None = None, *, f
 def own_files(document: Document, folders: Sequence[Path]) -> dict[str, str]:
     """Return path -> text of the Python files that a job's pods need: modules that the job names, and their imports.
 
-    folders: where modules are searched, in this order. Installed packages are left to the image, and so is everything
-    if the job sets PYTHONPATH. Raises SpecError for too many bytes, or a file that is no Python in UTF-8.
+    folders: where modules are searched, in this order. Installed packages are left out, as the image has them; all
+    modules are, if the job sets PYTHONPATH. Raises SpecError for too many bytes, or a file that is no Python in UTF-8.
     """
     spec = {part: value for part, value in document["spec"].items() if part != "runtime"}
     runtime = strings_in(document["spec"].get("runtime"))
@@ -96,7 +96,7 @@ def _read_modules(named: Collection[str], folders: Sequence[Path]) -> dict[str, 
     finder = _OwnModules([str(folder.resolve()) for folder in folders], excludes=elsewhere)
     PathFinder.invalidate_caches()
     for module in sorted(named):
-        with suppress(ImportError):  # it is in the image
+        with suppress(ImportError):  # the module is in the image
             finder.import_hook(module)
     files = dict[str, str]()
     for name, each in sorted(finder.modules.items()):

@@ -61,13 +61,13 @@ class ClusterTuning:
         return {**job, "metadata": {**job["metadata"], "name": self._name(trial), "labels": labels}}
 
     def _go_on(self, trials: Sequence[Trial], rung: Rung) -> None:
-        """Have trials go on to a rung, but those that went on from it before, and wait until all have come."""
+        """Have trials go on to a rung, except those that are beyond it, and wait until all have reached it."""
         jobs, waiting, lowest = self._jobs(), list(trials), is_lowest_best(self._search.measure)
         for trial in trials:
             job = jobs.get(self._name(trial))
             pause = (job.spec.get("checkpoint") or {}).get("pauseAfterStep") if job else 0
             if int(self._search.chain[-1].spec.training.total_steps or 0 if pause is None else pause) > rung.step:
-                waiting.remove(trial)  # it was one of the best: its status has a later step's measure
+                waiting.remove(trial)  # one of the best: its status has the measure of a later step
                 trial.step, trial.value = rung.step, -math.inf if lowest else math.inf
         if waiting:
             submit(self._kubectl, _text(self._document(trial, rung) for trial in waiting), folder=self._folder)

@@ -61,15 +61,15 @@ class Copies:
     kubectl: Kubectl
     folder: Path
     image: str | None = None
-    """Image of the pods that read claims; None for that of each job."""
+    """Image of the pods that read claims; None: each job's own image."""
     _read: set[tuple[str, int, str]] = field(default_factory=set)
     """(uid, attempt, phase) of jobs whose claims have been read."""
     _printed: set[str] = field(default_factory=set)
 
     def update(self, *, claims: bool = True) -> None:
-        """Write each job's status, and copy the files of running jobs, and of one job that does not run by its claim.
+        """Write each job's status; copy the files of running jobs, and from its claim those of one job that has ended.
 
-        claims: whether to read a claim, by a pod that this starts. A failure is printed once.
+        claims: whether to read a claim, for which a pod is started. A failure is printed once.
         """
         try:
             jobs = list_jobs(self.kubectl)
@@ -107,11 +107,11 @@ class Copies:
                 self._copy_from(job, head.name, names.LOG_CONTAINER, names.OUTPUT_FOLDER)
             elif claims and (key := (job.uid, attempt, job.status.phase)) not in self._read:
                 claims = False
-                self._read.add(key)  # also if it fails: the next try would start a pod again
+                self._read.add(key)  # also after a failure, as each try starts a pod
                 place = run_folder(parse_job(job))
                 with claim_pod(self.kubectl, job, place.claim, self.image) as pod:
                     self._copy_from(job, pod, CONTAINER, f"{CLAIM}/{place.path}".rstrip("/"))
-        except (KubectlError, SpecError, OSError, tarfile.TarError) as error:  # SpecError: a job of another version
+        except (KubectlError, SpecError, OSError, tarfile.TarError) as error:  # SpecError: another version's job
             self._print(f"files of {job.name} are not copied: {error}")
         return claims
 

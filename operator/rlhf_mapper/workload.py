@@ -115,7 +115,7 @@ def _rows_within(prompt: float, response: Lengths, budgets: Sequence[float], tog
     for budget in budgets:
         shared = min(together, max(budget // (prompt + response.mean), 1))
         found = packed_rows([prompt / shared + length for length in response.sample], budget)
-        rows.append(max(rows[-1], found))  # packing may be a row worse with more room
+        rows.append(max(rows[-1], found))  # with more room packing may hold a row less
     return tuple(rows[1:])
 
 
@@ -273,7 +273,7 @@ def _read(job: Job, role: str, method: str) -> float:
         return 0.0
     if method == "generate_sequences" or method.startswith("update_"):
         return 0.0
-    if method == "compute_loss" and not job.spec.data.pretrain:  # it reads the pretraining rows, one beside each
+    if method == "compute_loss" and not job.spec.data.pretrain:  # it reads a pretraining row for each sequence
         return 0.0
     return 2.0 * job.rows_per_step if "pair" in method else float(job.sequences_per_step)
 
@@ -285,7 +285,7 @@ def _updates(job: Job, role: Role, methods: Sequence[str]) -> tuple[float, int]:
     algorithm, training = job.spec.algorithm, job.spec.training
     kept = job.sequences_per_step // algorithm.prompts_drawn
     mini, each = min(training.mini_batch_size or kept, kept), 1
-    if algorithm.chooses_pairs:  # the rows that are learned from are pairs, one a prompt
+    if algorithm.chooses_pairs:  # it learns from pairs, one for each prompt
         kept, mini = job.rows_per_step, max(mini // job.spec.rollout.samples_per_prompt, 1)
     if algorithm.chooses_pairs or algorithm.data in PAIRED or (role == "actor" and job.spec.data.pretrain):
         each = 2
@@ -299,7 +299,7 @@ def _together(job: Job, role: Role, updates: int) -> tuple[int, int]:
         return 1, 1
     if algorithm.chooses_pairs or (algorithm.data in PAIRED and updates):  # both sides of a pair
         return samples, 2
-    if role == "actor" and job.spec.data.pretrain:  # of each sequence another one is beside it
+    if role == "actor" and job.spec.data.pretrain:  # a pretraining row is beside each sequence
         return 1, 1
     mini_batches = max(updates // training.update_epochs, 1)
     return samples, max(samples // mini_batches, 1)

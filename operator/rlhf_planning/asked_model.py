@@ -92,7 +92,7 @@ def _known(name: str, hub: str, found: str) -> AskedModel:
 
 
 def _by_hub_id() -> dict[str, tuple[str, str]]:
-    """Return (name in the table, owner) by what is left of a hub id, with its owner and without."""
+    """Return hub id without VARIANT, with and without its owner -> (name in the table, owner)."""
     ids = {hub: (name, hub.partition("/")[0]) for name, hubs in HUB_IDS.items() for hub in hubs}
     return {_plain(part.lower()): found for hub, found in ids.items() for part in (hub, hub.partition("/")[2])}
 

@@ -26,7 +26,7 @@ def bytes_at_once(job: Job, shapes: Mapping[Role, Architecture]) -> int:
 
 
 def bytes_of_saving(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Return the bytes on disk while the made model is saved; for a trained one the ranks' pieces, too, so twice."""
+    """Return the bytes on disk while the model is saved: those of a trained model twice, with the ranks' pieces."""
     copies = 2 if job.saved in job.trained() else int(job.spec.algorithm.makes == "model")
     return round(copies * TRAINER.weight_bytes * shapes[job.saved].parameters) if job.saved in shapes else 0
 
@@ -52,5 +52,5 @@ def upload_in_words(
     network = next(group.network for group in cluster.groups if group.gpu.name == pool.gpu)
     upload = checkpoint_bytes(job, shapes) / len(pool.slots_per_machine)
     moved = max(sent - idle, 0.0)
-    beside = idle + moved + min(moved, upload / network)  # the upload has half of the network, as long as it lasts
+    beside = idle + moved + min(moved, upload / network)  # an upload takes half of the network while it runs
     return f"Sending weights takes {number(sent)} s, beside the upload of a checkpoint up to {number(beside)} s."

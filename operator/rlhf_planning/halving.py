@@ -115,7 +115,7 @@ def trials_of(varied: Sequence[str], job: str) -> list[Trial]:
 
 
 def rungs_of(trials: int, steps: int, budget: int) -> list[Rung]:
-    """Return the rungs with the latest first one that the budget allows; the rest lets more trials go on.
+    """Return the rungs, the first as late as the budget allows; with steps that are left, more trials go on.
 
     steps: of the whole job; budget: training steps of all trials together. SpecError if it is too small.
     """
@@ -147,7 +147,7 @@ def is_lowest_best(measure: str) -> bool:
 
 
 def halve(search: Search, run: Callable[[Sequence[Trial], Rung], None]) -> Trial | None:
-    """Bring the trials from rung to rung, and return the best one; None if all have failed.
+    """Run the search over its rungs, and return the best trial; None if all have failed.
 
     run: trains the given trials to a rung, and sets each trial's step and value, or its reason.
     """
@@ -156,7 +156,7 @@ def halve(search: Search, run: Callable[[Sequence[Trial], Rung], None]) -> Trial
         going = going[: rung.trials]
         run(going, rung)
         measured = [(trial.value, trial) for trial in going if trial.value is not None and not trial.reason]
-        going = [trial for _, trial in sorted(measured, key=lambda each: -sign * each[0])]  # of equal ones the first
+        going = [trial for _, trial in sorted(measured, key=lambda each: -sign * each[0])]  # of equal trials the first
     return going[0] if going else None
 
 

@@ -117,7 +117,7 @@ def leading(metrics: Sequence[Metric]) -> tuple[str, float] | None:
     names = [name for name in values if name == "reward/mean"] or sorted(n for n in values if n.startswith("loss/"))
     try:
         return (names[0].partition("/")[0], float(values[names[0]])) if names else None
-    except ValueError:  # of whoever writes statuses besides us
+    except ValueError:  # another program may have written the status
         return None
 
 

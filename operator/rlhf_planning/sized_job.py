@@ -24,7 +24,7 @@ SAMPLES = 8
 
 
 class Training(NamedTuple):
-    """Training that a user asks about; 0 as mean response or as samples is not said, and as rank no adapter."""
+    """Training that a user asks about; 0 as mean response or samples: not given, as rank (`lora`): no adapter."""
 
     algorithm: str
     response: int

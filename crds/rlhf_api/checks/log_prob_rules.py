@@ -22,7 +22,7 @@ LEARNS = algorithm(lambda each: issubclass(each, PolicyGradient))
 
 
 def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
-    """Yield the rules for old log-probabilities, staleness and rounding, which want samples of the model itself."""
+    """Yield the rules for old log-probabilities, staleness and rounding, which need unrestricted sampling."""
     path = "training.oldLogProbs"
     yield Rule(path, (Field(path) == "Auto") | LEARNS, "is {value}, but {name} reads none")
     corrected, weighs = Field("algorithm.rolloutCorrection").is_given, "weighs tokens by the generator's probabilities"
@@ -34,7 +34,7 @@ def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
             for each, differs in MISMATCHED
         ),
     ):
-        # weights undo minResponseTokens, which vLLM has no parameter for: it divides probabilities by 1 - p(end)
+        # Weights may correct minResponseTokens, which divides probabilities by 1 - p(end) without a vLLM parameter.
         restrictions = rollout.sampling_restrictions().items()
         neutral = {to_camel(name): each.neutral for name, each in restrictions if each.parameter or not is_weighed}
         sampled = reduce(operator.and_, (Field(f"rollout.{name}") == value for name, value in neutral.items()))

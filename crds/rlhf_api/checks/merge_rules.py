@@ -11,7 +11,7 @@ ROWS = Expression(lambda known: bool(known["spec"].data.train.sources("")), Fiel
 
 
 def merges() -> Iterator[Rule]:
-    """Yield the rules for what a method needs, and for the parts of a spec that other jobs need."""
+    """Yield the rules for the options of a method, and for the parts of a spec that only other jobs need."""
     method, base = Field("algorithm.method").or_else("Linear"), Field("algorithm.base").is_given
     from_base, count = method.one_of(FROM_BASE), Field("algorithm.models").size()
     yield Rule("algorithm.base", from_base.implies(base), "is missing, TIES and DARE need it")

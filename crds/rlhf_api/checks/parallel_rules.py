@@ -9,7 +9,7 @@ from rlhf_api.expressions import Expression, Field
 
 
 def sizes_of_generation(*, unless: Expression) -> Iterator[Rule]:
-    """Yield the rules that the actor's sizes in generation divide those in training, but where `unless` holds.
+    """Yield the rules that the actor's sizes in generation divide those in training, unless `unless` holds.
 
     So a rank's training shard lies in its generation shard (HybridFlow, section 5.3).
     """

@@ -190,7 +190,7 @@ class Client:
 
     async def _renew(self, refused: object) -> None:
         async with self._renewal:
-            if self._api is refused:  # no other request that was refused has renewed the credentials
+            if self._api is refused:  # no other refused request has renewed the credentials yet
                 await self.renew_credentials()
 
     async def _request(

@@ -43,7 +43,7 @@ class Tree:
         return best
 
     def grow(self, parent: int, tokens: Sequence[int], answer: Response | None = None) -> int:
-        """Append tokens, the first after the token `parent`; returns the index of the last. answer: who wrote them."""
+        """Append tokens after `parent`; returns the index of the last. answer: response with the tokens, or None."""
         count, size = len(tokens), len(self.tokens)
         self.tokens += tokens
         self.parents += [parent, *range(size, size + count - 1)][:count]
