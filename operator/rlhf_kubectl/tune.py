@@ -61,7 +61,7 @@ class ClusterTuning:
         return {**job, "metadata": {**job["metadata"], "name": self._name(trial), "labels": labels}}
 
     def _go_on(self, trials: Sequence[Trial], rung: Rung) -> None:
-        """Have trials go on to a rung, except those that are beyond it, and wait until all have reached it."""
+        """Have trials train on to a rung, except trials beyond the rung, and wait until all have reached it."""
         jobs, waiting, lowest = self._jobs(), list(trials), is_lowest_best(self._search.measure)
         for trial in trials:
             job = jobs.get(self._name(trial))

@@ -67,7 +67,7 @@ class Copies:
     _printed: set[str] = field(default_factory=set)
 
     def update(self, *, claims: bool = True) -> None:
-        """Write each job's status; copy the files of running jobs, and from its claim those of one job that has ended.
+        """Write each job's status; copy the files of running jobs, and the files of one ended job from its claim.
 
         claims: whether to read a claim, for which a pod is started. A failure is printed once.
         """

@@ -1,6 +1,6 @@
 """The calls of an episode: each gets its prompt's token ids, and the tokens of all calls become a tree.
 
-No answer is encoded again. A call that continues an earlier one gets that call's ids, and then those of new messages.
+No answer is encoded again. A call that continues an earlier call gets its ids, and then the ids of new messages.
 """
 
 from collections.abc import Sequence

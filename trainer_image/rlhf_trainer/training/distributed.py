@@ -292,7 +292,7 @@ class ModelMesh:
 
     @property
     def is_counted(self) -> bool:
-        """Whether this rank's measurements of an update count: True on one of the ranks that hold the same rows."""
+        """True on the one of the ranks with equal rows whose measurements of an update count."""
         return self.is_last_stage and self.coordinate("tensor") == self.coordinate("context") == 0
 
     @property
