@@ -135,7 +135,7 @@ class Template:
         if shape not in self._written:
             if len(self._written) == MAX_SHAPES:
                 self._written.clear()
-            self._written[shape] = None  # for a template that refuses the marks
+            self._written[shape] = None  # stays None if the template refuses the marks
             with suppress(BadValueError):
                 self._written[shape] = set(MARK.findall(self._applied(marks, tools, is_prompt)))
         written = self._written[shape]
@@ -150,7 +150,7 @@ class Template:
         try:
             given = [_in_parts(each) if each["role"] in self._in_parts else each for each in chat]
             return _applied(self._tokenizer, given, tools=list(tools) or None, add_generation_prompt=is_prompt)
-        except REFUSALS as error:  # by bad tools or the template itself
+        except REFUSALS as error:  # because of bad tools, or by the template's own rules
             raise BadValueError(f"is refused by {TEMPLATE}: {error}") from error
 
 
@@ -194,7 +194,7 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase) -> set[str]:
         forms = (message, _in_parts(message))
         written = [form for form in forms if _is_written(tokenizer, [*chat, form])]
         if written == [forms[1]]:
-            # those of a prompt are given in the form that is read of the user
+            # the other roles of a prompt get the same form as the user
             found |= {message["role"], *(("system", "developer", "tool") if message is QUESTION else ())}
         chat.append((written or forms)[0])
     return found

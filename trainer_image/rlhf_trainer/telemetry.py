@@ -128,7 +128,7 @@ class Recorder:
 
     def warn(self, name: str, message: str) -> None:
         """Report a problem that does not stop the run; it is shown once a step, on however many ranks it occurs."""
-        self._report.warnings[name] = legible(message)  # what it quotes may be long, or no Unicode
+        self._report.warnings[name] = legible(message)  # the text may quote long or non-Unicode parts
 
     def example(self, text: str) -> None:
         """Note the description of a response, for warnings on all responses of the step."""
@@ -238,7 +238,7 @@ def fingerprints(reports: Iterable[Report], repeats: Callable[[str], bool]) -> d
     """
     found: dict[str, dict[str, int]] = {}
     for report in reports:
-        parts = (report.means, report.deviations, report.sums)  # of its own rows: maxima hold for all ranks
+        parts = (report.means, report.deviations, report.sums)  # these are of the rank's own rows, unlike maxima
         values = {name: value for part in parts for name, value in part.items() if repeats(name)}
         span = next((each for each in report.spans if each.phase not in (CONTROLLER, *EPISODE_PHASES)), None)
         if values and span:

@@ -34,7 +34,7 @@ def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
             for each, differs in MISMATCHED
         ),
     ):
-        # Weights may correct minResponseTokens, which divides probabilities by 1 - p(end) without a vLLM parameter.
+        # Importance weights undo minResponseTokens (no `parameter`): it only divides probabilities by 1 - p(end).
         restrictions = rollout.sampling_restrictions().items()
         neutral = {to_camel(name): each.neutral for name, each in restrictions if each.parameter or not is_weighed}
         sampled = reduce(operator.and_, (Field(f"rollout.{name}") == value for name, value in neutral.items()))

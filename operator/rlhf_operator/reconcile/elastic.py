@@ -30,7 +30,7 @@ SETTLE_STEPS: Final = 3
 STEADY_STEPS: Final = 50
 """Steps in which a pool that has shrunk for other reasons than a waiting job does not grow again."""
 RESIZE_SECONDS: Final = 600.0
-"""Seconds within which all desired pods must run and the trainer must use them; else the pool shrinks to its pods."""
+"""Seconds in which all desired pods must run and the trainer must use them; else the pool shrinks to those in use."""
 
 
 class ObservedPool(NamedTuple):

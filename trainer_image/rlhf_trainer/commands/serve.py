@@ -74,7 +74,7 @@ class Follower:
         self._served, self._printed = reader.held, ""
 
     def look(self) -> None:
-        """Have the server load a newer version, if there is one; print what came of it, each sentence once in a row."""
+        """Have the server load a newer version, if there is one; print the result, unless it was printed last time."""
         try:
             sentence = self._reader.update()
             if self._reader.held not in ("", self._served):

@@ -216,8 +216,8 @@ class Loader:
     def _text(self, response: int, rows: Rows, *, shift: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return (tokens, attention mask, response mask) [B, T] of prompts with a response; T: longest in the batch.
 
-        response: its number; shift: how many rows further in the batch its row is, where the last is before the first.
-        The response mask is 1 on a response with its end token, 0 elsewhere.
+        response: number of the kind of response; shift: the response is that of the row so many rows further in the
+        batch, cyclically. The response mask is 1 on a response with its end token, 0 elsewhere.
         """
         others = rows.batch.roll(-shift)
         if shift and bool((others == rows.batch).all()):  # one row alone, whose batch is padded by itself
@@ -258,7 +258,7 @@ class CompletionLoader(Loader):
 class LabelledLoader(CompletionLoader):
     """Loader of responses with a label: `desirable` [B], 1 or 0, and a CompletionLoader's tensors.
 
-    Also the tensors `mismatched`, such a text too: the row's prompt with the response of the batch's next row.
+    Also the tensors `mismatched`, a text made of the row's prompt and the response of the batch's next row.
     """
 
     reader = LabelledReader

@@ -36,7 +36,7 @@ MAX_PROBLEM = 1000
 TAKEN = {"begun": True}
 """Message of the trainer's thread for an episode: a sandbox has taken its request."""
 TAKEN_BY_SANDBOX = object()
-"""Marks the news that a sandbox has taken the request; it is no answer."""
+"""Value in place of an answer: a sandbox has taken the request."""
 OpenSandbox = Callable[[int], tuple[socket.socket, Callable[[], None]]]
 """Function (seed) -> the socket that answers for a new episode in a sandbox, and a function that ends the episode."""
 
@@ -122,7 +122,7 @@ class Environments:
         episode.method, episode.until, episode.pauses = method, time.monotonic() + self._seconds, 0
         if episode.waits:
             self.pause(number)
-        with suppress(OSError):  # it has ended, which its socket says when it is read
+        with suppress(OSError):  # the process has ended; a read of its socket will show this
             episode.channel.settimeout(self._seconds)
             send(episode.channel, {method: given})
         self._selector.register(episode.channel, selectors.EVENT_READ, number)
@@ -278,7 +278,7 @@ def play_episode(channel: socket.socket, make: Callable[..., Any], command: Mapp
     with suppress(OSError):
         os.setpgid(0, 0)
     code, mine = 1, os.getpid()
-    random.seed(command["seed"])  # a fork draws what no seed says, or what other forks draw, too
+    random.seed(command["seed"])  # else forks draw unseeded numbers, or all the same ones
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(command["seed"] % 2**32)
     try:

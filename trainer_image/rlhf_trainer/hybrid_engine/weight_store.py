@@ -46,7 +46,7 @@ Pieces = dict[str, tuple[Tensor, TensorSlice]]
 
 
 class Written(NamedTuple):
-    """The file that a rank has written of a version; without a digest if another replica writes, or after a problem."""
+    """File of a version that a rank has written; no digest if another replica writes it, or after a problem."""
 
     name: str
     digest: str = ""
@@ -86,7 +86,7 @@ class WeightPublisher:
         this version, too. A store that fails is a warning and a count, and the next version is full.
         """
         with recorder.counting(True):
-            recorder.add("weight_store_missed", 0.0)  # so that each step's record has it
+            recorder.add("weight_store_missed", 0.0)  # so that each step records this metric
             is_free = self._finish(waits=waits)
             if version == self._begun:
                 return
@@ -266,7 +266,7 @@ class WeightReader:
                 part.copy_(file.read(weight, ()))
             else:
                 known = part.flatten()
-                decode(file.read(f"{weight}{MESSAGE}", ()).clone(), known)  # a copy lies where views need it
+                decode(file.read(f"{weight}{MESSAGE}", ()).clone(), known)  # a copy is aligned for views
                 part.copy_(known.view(part.shape))
             total += int(bit_sum(part))
         return total

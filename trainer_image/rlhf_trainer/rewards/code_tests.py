@@ -25,7 +25,7 @@ Test = Callable[["Program"], bool]
 JUDGING = re.compile(rf"(json|math|re|unittest|pluggy|pytest|_pytest|{re.escape(__name__)})(\.|\Z)")
 """Pattern of the modules that judge a program; each run of its code leaves them as they were."""
 SKIPPED = "__unittest_skip__"
-"""Attribute of what unittest's decorators skip."""
+"""Attribute of tests that unittest's decorators skip."""
 NOT_NEEDED = (
     "cacheprovider doctest faulthandler junitxml legacypath logging pastebin terminal "
     "threadexception unraisableexception"
@@ -146,9 +146,9 @@ def _require_parameters(defined: Sequence[ast.FunctionDef | ast.ClassDef]) -> No
 
 @cache
 def _judges() -> tuple[tuple[tuple[Any, str, Any], ...], tuple[tuple[type, frozenset[str]], ...]]:
-    """Return what judges a program: (module or class, name, value) of each attribute, and (class, names) of each class.
+    """Return the state of JUDGING modules: (module or class, name, value) by attribute, and (class, names) by class.
 
-    It is read once, before the first program runs.
+    The state is read once, before the first program runs.
     """
     modules = [each for name, each in sys.modules.items() if JUDGING.match(name)]
     found = [value for each in modules for value in vars(each).values() if isinstance(value, type)]
@@ -223,7 +223,7 @@ class Program:
 
 
 def _replace(files: Mapping[int, int]) -> None:
-    """Move open files to other numbers: number -> new number."""
+    """Move file descriptors to other numbers: number -> new number."""
     for number, new in files.items():
         os.dup2(number, new)
         os.close(number)
@@ -279,13 +279,13 @@ def _check_code(code: CodeType, program: Program) -> bool:
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # the options are ours alone
         os.environ.pop(name, None)
     plugin = ModuleRun(program, tests)
-    with suppress(OSError):  # it ends with os.chdir, which the sandbox refuses
+    with suppress(OSError):  # pytest ends with os.chdir, which the sandbox refuses
         pytest.main(PYTEST_OPTIONS, plugins=[plugin])
     return plugin.has_passed
 
 
 def _run_unittest(case: type[unittest.TestCase]) -> None:
-    """Run the tests of a class, but those that a decorator skips; an exception ends the run."""
+    """Run the tests of a class, except those that a decorator skips; an exception ends the run."""
     names = unittest.TestLoader().getTestCaseNames(case)
     kept = [name for name in names if not any(getattr(each, SKIPPED, False) for each in (case, getattr(case, name)))]
     unittest.TestSuite(map(case, kept)).debug()

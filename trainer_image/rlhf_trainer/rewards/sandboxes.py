@@ -88,7 +88,7 @@ class Sandboxes:
                 return Finished(**receive(channel, most=MAX_ANSWER, until=min(limit, until)))
             except (OSError, EOFError, ValueError, TypeError) as error:
                 if isinstance(error, TimeoutError) and until < limit:
-                    return Finished(code=-signal.SIGKILL, output="", late=True)  # as the end of the connection kills it
+                    return Finished(code=-signal.SIGKILL, output="", late=True)  # the command dies with the connection
                 raise LostSandboxError("lost its sandbox") from error
 
     def open(
@@ -100,7 +100,7 @@ class Sandboxes:
         """
         began, pause = time.monotonic(), PAUSES[0]
         while time.monotonic() < until and not is_over():
-            with suppress(OSError, EOFError, ValueError):  # it is in use, has served, or is not there yet
+            with suppress(OSError, EOFError, ValueError):  # the sandbox is in use, has served, or does not run yet
                 channel = socket.create_connection(_resolved(self.host, self.port), timeout=CONNECT_SECONDS)
                 try:
                     left = min(TAKE_SECONDS, max(until - time.monotonic(), SHORTEST_SECONDS))

@@ -124,7 +124,7 @@ def _save_before_the_end(output: Path, attempt: AttemptId) -> str:
         (output / SAVE_REQUEST).touch()
     while saved < done:  # other pods may request a checkpoint, too: only the step of the newest one counts
         time.sleep(POLL_SECONDS)
-        alive = watch.is_alive()  # first: what is read after the end is the last word
+        alive = watch.is_alive()  # looked at first: a status read after the end is final
         saved = _steps(output, attempt)[1]
         if saved < done and not alive:
             if watch.has_freed_its_lock() and read_exit(output, attempt) is None:

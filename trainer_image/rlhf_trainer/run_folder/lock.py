@@ -55,7 +55,7 @@ def only_run_in(output: Path) -> Iterator[None]:
             if attempt is None or error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
                 raise EnvironmentProblem(f"--output {output}: cannot be locked: {error.strerror}") from error
         for older in output.glob(f"{LOCK}-*"):
-            if older != Path(lock.name):  # its attempt is over
+            if older != Path(lock.name):  # the lock of an attempt that is over
                 older.unlink(missing_ok=True)
         with owned(output):
             yield

@@ -1,4 +1,4 @@
-"""Check of columns: a row is bad if its verifier accepts an empty response or no right one, or without its teacher."""
+"""Check of columns: a row is bad if a verifier accepts an empty response or no right one, or a teacher is missing."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
