@@ -94,12 +94,7 @@ class Spec(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        alias_generator=to_camel,
-        populate_by_name=True,
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, alias_generator=to_camel, populate_by_name=True
     )
 
     @model_validator(mode="before")

@@ -80,7 +80,6 @@ class Simulated:
     strategies: dict[tuple[ModelRequest, NodesKey, int], Strategies] = field(default_factory=dict)
     tables: dict[tuple[frozenset[str], NodesKey], StageTable] = field(default_factory=dict)
     choices: dict[tuple[frozenset[str], NodesKey], list[StateChoice]] = field(default_factory=dict)
-    pinned: dict[tuple[ModelRequest, NodesKey, PoolOffload], Numbers] = field(default_factory=dict)
     mappings: dict[tuple[Cluster, Device, Objective], DeviceMapping | None] = field(default_factory=dict)
     fits: dict[Cluster, bool] = field(default_factory=dict)
 
@@ -221,7 +220,7 @@ class PoolCosts:
         room = np.searchsorted(ACTIVATION_SHARES, (usable - together) / q + 1e-9, side="right") - 1
         fits = together <= setting.software.state_share * q
         offloaded = roles if offload != "None" else ()
-        pinned = sum((self._pinned(role, group, whole, offload) for role in offloaded), start=0.0 * whole)
+        pinned = sum((_pinned(self.requests[role], setting, whole, offload) for role in offloaded), start=0.0 * whole)
         fits &= pinned <= memory.HOST_SHARE * setting.nodes.host
         room = np.where(fits, room, -1)
         seconds = np.zeros((4, len(gpus)))
@@ -244,25 +243,16 @@ class PoolCosts:
             seconds[1] += _batch_seconds(setting, gpus)
         return StateChoice(least, offload, room, cache, generator, pinned, np.where(room < 0, np.inf, seconds))
 
-    def _pinned(self, role: Role, group: int, gpus: Numbers, offload: PoolOffload) -> Numbers:
-        """Return the bytes of pinned host memory for a GPU's part of a model's states that are in host memory."""
-        request, known = self.requests[role], self._simulated.pinned
-        key = (request, self._strategy_keys[group], offload)
-        if key not in known:
-            sizes = _bytes_in_host(request, self.settings[group], offload)
-            known[key] = memory.pinned(request.model, sizes, gpus / request.replicas)
-        return known[key]
 
-
-def _bytes_in_host(request: ModelRequest, setting: Setting, offload: PoolOffload) -> list[float]:
-    """Return the bytes of a parameter for each of a model's states (and gradients) in host memory."""
+def _pinned(request: ModelRequest, setting: Setting, gpus: Numbers, offload: PoolOffload) -> Numbers:
+    """Return the bytes of pinned host memory for a GPU's part of a model's states (and gradients) in host memory."""
     software, share = setting.software, request.work.trained_share
-    if not request.work.trained:
-        return [software.frozen_bytes] * (offload == "All")
     unsent = [layer.FLOAT] * request.work.compresses(over_thin_link=setting.nodes.has_thin_link)
     gradients = [software.gradient_bytes] * (offload == "OptimizerInHost")
     trained = [software.weight_bytes, *[software.optimizer_bytes / 2] * 2, *unsent, *gradients]
-    return [software.frozen_bytes] * (share < 1) + [share * each for each in trained]
+    frozen = [software.frozen_bytes] * (share < 1 if request.work.trained else offload == "All")
+    sizes = frozen + [share * each for each in trained] * bool(request.work.trained)
+    return memory.pinned(request.model, sizes, gpus / request.replicas)
 
 
 def _batch_seconds(setting: Setting, gpus: Indices) -> Numbers:

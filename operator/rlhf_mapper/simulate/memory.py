@@ -96,8 +96,7 @@ def pinned(model: Architecture, sizes: Sequence[float], gpus: Numbers) -> Number
     counts, matrices = np.array(model.matrices, dtype=float).T
     parts = np.maximum(np.multiply.outer(sizes, matrices)[:, :, None] / gpus, 1.0)
     blocks = np.where(parts > MAX_ROUNDED, parts, 2.0 ** np.ceil(np.log2(parts)))
-    found: Numbers = (blocks * counts[:, None]).sum(axis=(0, 1))
-    return found
+    return np.asarray((blocks * counts[:, None]).sum(axis=(0, 1)))
 
 
 def fullest(moments: Sequence[Moment], tokens: Numbers | float) -> Numbers:

@@ -83,7 +83,9 @@ LACKS = {"architecture": "x86_64", "avx512_vnni": False, "avx_vnni": False, "avx
 
 def test_8_bits_are_refused_on_a_cpu_that_computes_them_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: LACKS)
-    with pytest.raises(ConfigError, match=r"spec\.rollout\.quantization: is Int8, but this CPU has no VNNI"):
+    with pytest.raises(
+        ConfigError, match=r"spec\.rollout\.quantization: is Int8, but vLLM computes it wrongly on a CPU without VNNI"
+    ):
         arguments(on_gpu=False, quantization="Int8")
     with pytest.raises(ConfigError, match=r"spec\.rollout\.kvCache: is FP8, for which vLLM needs AVX-512 on CPU"):
         arguments(on_gpu=False, kv_cache="FP8")

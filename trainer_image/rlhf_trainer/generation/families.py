@@ -49,7 +49,7 @@ def why_not_generated(
 
 
 def must_quantize(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool, elsewhere: bool = False) -> None:
-    """Raise ConfigError if a generator of a config cannot have the types of `rollout`; elsewhere: on another machine."""
+    """Raise ConfigError if a generator of a config cannot have the types of `rollout`; elsewhere: not here."""
     import torch
 
     kind, cpu = rollout.quantization, torch.cpu.get_capabilities() if on_cpu and not elsewhere else {}
@@ -59,8 +59,7 @@ def must_quantize(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool, e
     if kind and experts_in(config.to_dict()):
         raise ConfigError(f"spec.rollout.quantization: is {kind}, but the weights of experts are not quantised here")
     if kind and is_x86 and not (cpu["avx512_vnni"] or cpu["avx_vnni"]):
-        problem = f"is {kind}, but this CPU has no VNNI, without which vLLM's products are wrong"
-        raise ConfigError(f"spec.rollout.quantization: {problem}")
+        raise ConfigError(f"spec.rollout.quantization: is {kind}, but vLLM computes it wrongly on a CPU without VNNI")
     if rollout.kv_cache and is_x86 and not cpu["avx512_f"]:
         raise ConfigError("spec.rollout.kvCache: is FP8, for which vLLM needs AVX-512 on CPU, and this CPU has none")
 

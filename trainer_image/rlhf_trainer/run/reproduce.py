@@ -67,13 +67,7 @@ class Original(NamedTuple):
 
 
 def reproduce(
-    run: Path,
-    *,
-    job: str | None,
-    count: int,
-    after: int | None,
-    sets: Sequence[str],
-    say: Callable[[str], None],
+    run: Path, *, job: str | None, count: int, after: int | None, sets: Sequence[str], say: Callable[[str], None]
 ) -> None:
     """Repeat steps of a job of the folder `run` in `<run>-reproduced`, and say whether both runs are equal.
 
