@@ -116,7 +116,7 @@ def read(text: str, source: str) -> list[Any]:
 
 def read_one(text: str, source: str) -> Any:
     """Return the only YAML document in a text, None for an empty text. Raises SpecError as `read`, or for several."""
-    documents = read(text, source)
+    documents = [each for each in read(text, source) if each is not None]
     if len(documents) > 1:
         raise SpecError([Problem(source.removesuffix(": "), f"holds {len(documents)} YAML documents, expected one")])
     return documents[0] if documents else None

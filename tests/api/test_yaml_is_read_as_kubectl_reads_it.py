@@ -2,7 +2,10 @@
 
 import math
 
-from rlhf_api.kubectl_yaml import read, write
+import pytest
+
+from rlhf_api.kubectl_yaml import read, read_one, write
+from rlhf_api.problems import SpecError
 from tests.each import each_case
 
 # sentence -> YAML, its value
@@ -58,3 +61,10 @@ def test_what_is_written_is_read_back(value: object) -> None:
 
 def test_empty_documents_are_kept_apart() -> None:
     assert read("a: 1\n---\n---\nb: 2\n", "") == [{"a": 1}, None, {"b": 2}]
+
+
+def test_one_document_may_stand_between_empty_ones() -> None:
+    assert read_one("---\na: 1\n---\n", "") == {"a": 1}
+    assert read_one("", "") is None
+    with pytest.raises(SpecError, match="nodes: holds 2 YAML documents, expected one"):
+        read_one("a: 1\n---\nb: 2\n", "nodes: ")
