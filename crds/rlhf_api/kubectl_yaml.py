@@ -83,7 +83,7 @@ for _name in ("timestamp", "binary", "omap", "pairs", "set"):  # JSON has none o
 
 
 class _FastLoader(yaml.CSafeLoader, _Loader):
-    """Reader by libyaml; only its composer is Python's, since libyaml's has no limit of depth and ends the process."""
+    """Reader by libyaml with Python's composer: the composer of libyaml ends the process if a text is nested deeply."""
 
     check_node, get_node = Composer.check_node, Composer.get_node
 

@@ -43,7 +43,7 @@ def structural_schema(model: type[BaseModel]) -> Schema:
 class _Described(GenerateJsonSchema):
     """Generator of JSON schemas that describes each field by the string below it.
 
-    With `use_attribute_docstrings` pydantic would read the strings at each import, which then takes a third longer.
+    With `use_attribute_docstrings` pydantic would read the strings at each import of the spec.
     """
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:

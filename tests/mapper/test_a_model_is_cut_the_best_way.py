@@ -158,7 +158,7 @@ def check_cuts(wanted: ModelRequest, setting: Setting) -> None:
 
 
 @each_case("software", [TRAINER, testbed.SOFTWARE], ids=["shards weights", "whole replicas"])
-@each_case("nodes", ["8 A100"])
+@pytest.mark.parametrize("nodes", [pytest.param(each, marks=[pytest.mark.slow] * (each != "8 A100")) for each in NODES])
 @each_case("model", ["small with GQA", "7B"])
 def test_no_other_generation_layout_is_faster(model: str, nodes: str, software: Software) -> None:
     work = Work(generated=64, passes=1, read=64, trained=64, updates=4)

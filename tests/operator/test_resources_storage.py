@@ -53,7 +53,7 @@ def one_of_each_algorithm() -> Iterable[str]:
 
 @each_case("there", [CPUS, nodes(2, 8, A100), None], ids=["cpu", "gpu", "unseen"])
 @each_case("name", one_of_each_algorithm)
-def test_the_job_file_of_every_example_is_right(name: str, there: Any) -> None:
+def test_the_job_file_of_each_algorithm_is_right(name: str, there: Any) -> None:
     job = changed(name, {"resources.device": "CPU"} if there is None else {})
     document = given(job, there)
     mapping, parsed = mapped(job, there), Job.parse(document)

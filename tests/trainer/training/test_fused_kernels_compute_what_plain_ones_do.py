@@ -26,7 +26,6 @@ from rlhf_trainer.training.head import HeadOptions, Likelihood, VocabularyPart, 
 from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel
 from rlhf_trainer.training.sharding import shard
-from tests.each import each_case
 from tests.trainer.ranks import RankServer, import_trainer
 
 VOCABULARY, ROWS = 101, 7
@@ -199,7 +198,10 @@ def head_alone(softcap: float | None, entropy: float) -> list[tuple[Likelihood, 
     return found
 
 
-@each_case("softcap, entropy", [(30.0, 0.3)])
+@pytest.mark.parametrize(
+    ("softcap", "entropy"),
+    [(30.0, 0.3), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((None, 0.0), (None, 0.3), (30.0, 0.0)))],
+)
 def test_the_fused_head_takes_each_tokens_temperature(softcap: float | None, entropy: float) -> None:
     # rows of more than one block of logits, the last one not full
     [(plain, fused)] = run_interpreted(1, head_alone, softcap, entropy)
