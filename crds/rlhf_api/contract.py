@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 
 from rlhf_api.expressions import VALUE, Check
 
@@ -100,12 +101,12 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_unset(cls, document: Any) -> Any:
-        return _without_nulls(document, _names(cls) - _null_is_a_value(cls))
+        return _without_nulls(document, fields_of(cls).keys() - _null_is_a_value(cls))
 
 
 def null_is_unset(*members: type[Spec]) -> BeforeValidator:
     """Return a validator for a union of types: a null field counts as unset, even one that only another member has."""
-    fields = frozenset[str]().union(*map(_names, members))
+    fields = frozenset[str]().union(*map(fields_of, members))
     values = {tag_of(member): _null_is_a_value(member) for member in members}
 
     def drop(document: Any) -> Any:
@@ -134,16 +135,17 @@ def form_of(document: object, forms: Mapping[str, str], usual: str) -> str:
 
 
 @cache
-def _names(model: type[BaseModel]) -> frozenset[str]:
-    return frozenset(field.alias or name for name, field in model.model_fields.items())
+def fields_of(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Return the fields of a pydantic model by their names in a document."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 @cache
 def _null_is_a_value(model: type[BaseModel]) -> frozenset[str]:
     """Return the names of a pydantic model's fields in which null is a value, since their default is not null."""
     return frozenset(
-        field.alias or name
-        for name, field in model.model_fields.items()
+        name
+        for name, field in fields_of(model).items()
         if type(None) in get_args(field.annotation) and not (field.default is None or field.is_required())
     )
 

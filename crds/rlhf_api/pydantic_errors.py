@@ -7,7 +7,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlhf_api import contract
-from rlhf_api.contract import tag_of
+from rlhf_api.contract import fields_of, tag_of
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 from rlhf_api.tables import read_table
 
@@ -69,7 +69,7 @@ def _locate(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str
             continue
         if part != "[key]":
             path.append(str(part))
-        field = _fields(_tagged(models, tag)).get(part) if models else None
+        field = fields_of(_tagged(models, tag)).get(str(part)) if models else None
         if field and JsonValue in get_args(field.annotation):  # pydantic puts a type after each part of the value
             path += map(str, location[place + 1 :: 2])
             break
@@ -82,10 +82,6 @@ def _tagged(models: Models, tag: str) -> type[BaseModel]:
     return next((model for model in models if tag_of(model) == tag), models[0])
 
 
-def _fields(model: type[BaseModel]) -> dict[int | str, Any]:
-    return {field.alias or name: field for name, field in model.model_fields.items()}
-
-
 def _models_in(annotation: Any) -> Models:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return (annotation,)
@@ -93,7 +89,7 @@ def _models_in(annotation: Any) -> Models:
 
 
 def _unknown(name: str, candidates: Models, tag: str) -> str:
-    others = [tag_of(model) for model in candidates if tag_of(model) != tag and name in _fields(model)]
+    others = [tag_of(model) for model in candidates if tag_of(model) != tag and name in fields_of(model)]
     place = MEANT.get(name.lower().replace("-", "_"))
     meant = f"did you mean spec.{place}?" if place else ""
     if others:
@@ -101,7 +97,7 @@ def _unknown(name: str, candidates: Models, tag: str) -> str:
         return "; ".join(filter(None, [sentence, meant]))
     owner = _tagged(candidates, tag)
     hint = getattr(owner, "hints", {}).get(name)
-    return f"unknown field; {hint or meant or suggestion(name, map(str, _fields(owner)))}"
+    return f"unknown field; {hint or meant or suggestion(name, fields_of(owner))}"
 
 
 def _sentence(error: ErrorDetails) -> str:

@@ -1,6 +1,7 @@
 """Each word of verl, OpenRLHF or TRL that is answered with "did you mean" leads to a field that exists."""
 
-from rlhf_api.pydantic_errors import MEANT, Models, _fields, _models_in
+from rlhf_api.contract import fields_of
+from rlhf_api.pydantic_errors import MEANT, Models, _models_in
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.spec.verifiers import Math
 from tests.each import each_case
@@ -9,7 +10,7 @@ from tests.each import each_case
 def exists(path: str) -> bool:
     models: Models = (JobSpec,)
     for part in path.replace("<role>", "actor").split("."):
-        fields = [_fields(model)[part] for model in models if part in _fields(model)]
+        fields = [fields_of(model)[part] for model in models if part in fields_of(model)]
         if not fields:
             return False
         models = tuple(model for field in fields for model in _models_in(field.annotation))
