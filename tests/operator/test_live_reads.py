@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_operator import names
 from rlhf_operator.cluster.cache import Cache
-from rlhf_operator.cluster.client import Client
+from rlhf_operator.cluster.client import FORBIDDEN, INVALID, ApiError, Client
 from rlhf_operator.cluster.discovery import Offer
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.observe import Observer
@@ -67,6 +67,17 @@ class Server:
         return Listing(items=self.rayjobs if resource.plural == "rayjobs" else (), version=9)
 
 
+class WithoutEvents(Server):
+    """Answers a question about events with an error."""
+
+    code = FORBIDDEN
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "", fields: str = "") -> Listing:
+        if fields:
+            raise ApiError(self.code, "no events")
+        return await super().list(resource, namespace, selector)
+
+
 def looked(server: Server, cache: Cache, *, fresh: bool = True) -> Snapshot:
     async def look() -> Snapshot:
         heartbeats = Heartbeats(lambda: NOW)
@@ -105,6 +116,15 @@ def test_a_job_of_lost_status_is_listed_by_its_attempt() -> None:
     cache.put("rayjobs", rayjob("7"))
     assert [each.name for each in looked(server, cache).rayjobs] == ["a-a1"]
     assert "list rayjobs" in server.asked
+
+
+def test_events_are_read_only_where_the_operator_may() -> None:
+    waiting = {**rayjob("8"), "status": {"jobDeploymentStatus": "Initializing"}}
+    server = WithoutEvents({"attempt": 1}, waiting)
+    assert looked(server, Cache()).complaint == ""
+    server.code = INVALID
+    with pytest.raises(ApiError, match="no events"):
+        looked(server, Cache())
 
 
 def test_what_others_hold_on_a_node_counts_and_not_its_own() -> None:

@@ -13,7 +13,7 @@ from rlhf_api.problems import SpecError
 from rlhf_api.quantities import amount
 from rlhf_operator import names
 from rlhf_operator.cluster import raw
-from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client
+from rlhf_operator.cluster.client import FORBIDDEN, Client, tolerate
 from rlhf_operator.cluster.discovery import served
 from rlhf_operator.cluster.resources import CONFIG_MAPS, NODE_POOLS
 from rlhf_operator.settings import NodesOfGroup, NodeTaint, Settings
@@ -34,13 +34,10 @@ async def read_live_groups(client: Client, settings: Settings) -> tuple[Settings
     refused = list[str]()
 
     async def found(reading: Awaitable[T], what: str) -> T | None:
-        try:
+        with tolerate(FORBIDDEN):
             return await reading
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise
-            refused.append(f"the operator may not read {what}, so it knows no groups from there; see the chart's rbac")
-            return None
+        refused.append(f"the operator may not read {what}, so it knows no groups from there; see the chart's rbac")
+        return None
 
     if not settings.read_nodes:
         return settings, ()

@@ -5,7 +5,8 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -40,6 +41,16 @@ class ApiError(Exception):
     def passing(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status in (0, UNAUTHORIZED, BUSY) or self.status >= 500
+
+
+@contextmanager
+def tolerate(*codes: int) -> Iterator[None]:
+    """Suppress an ApiError with one of these HTTP codes."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status not in codes:
+            raise
 
 
 class NotLeadingError(Exception):
@@ -99,12 +110,9 @@ class Client:
 
     async def find(self, path: str, kind: str, attempts: int = MAX_ATTEMPTS) -> Document | None:
         """Return the answer to a GET request; None if the path does not exist (404)."""
-        try:
+        with tolerate(NOT_FOUND):
             return await self.call("GET", path, kind=kind, attempts=attempts)
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
-            return None
+        return None
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Document | None:
         """Return an object; None if it does not exist."""

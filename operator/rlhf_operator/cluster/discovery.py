@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from rlhf_operator.cluster import raw, resources
 from rlhf_operator.cluster.cache import KindName
-from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client, NoClusterError
+from rlhf_operator.cluster.client import FORBIDDEN, Client, NoClusterError, tolerate
 from rlhf_operator.cluster.resources import OURS, Resource, preferred
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Capability
@@ -70,10 +70,7 @@ async def served(client: Client, resource: Resource) -> Resource | None:
 
 
 async def _may_list(client: Client, resource: Resource, namespace: str | None) -> bool:
-    try:
+    with tolerate(FORBIDDEN):
         await client.call("GET", resource.path(namespace), kind=resource.plural, query={"limit": "1"})
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return False
-    return True
+        return True
+    return False

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from threading import Thread
 from typing import Any, Final, TypeVar
 
-from rlhf_operator.cluster.client import CONFLICT, NOT_FOUND, ApiError, Client
+from rlhf_operator.cluster.client import CONFLICT, NOT_FOUND, ApiError, Client, tolerate
 from rlhf_operator.cluster.resources import LEASES
 from rlhf_operator.snapshot import Document
 from rlhf_operator.times import timestamp
@@ -141,12 +141,9 @@ class Elector:
                 raise LostLeaseError(f"the Lease {self.name} could not be renewed for {DEADLINE_SECONDS:g} s")
 
     async def _renew(self) -> None:
-        try:
+        with tolerate(NOT_FOUND, CONFLICT):
             await self._claim(self._held)
             return
-        except ApiError as error:
-            if error.status not in (NOT_FOUND, CONFLICT):
-                raise
         lease = await self._read()
         holder = (lease.get("spec") or {}).get("holderIdentity")
         if holder != self.identity:

@@ -11,7 +11,7 @@ from typing import Final
 from rlhf_operator import conditions, names, observed_attempt
 from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache, Key
-from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client
+from rlhf_operator.cluster.client import FORBIDDEN, Client, tolerate
 from rlhf_operator.cluster.discovery import Offer
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.raw import Listing
@@ -154,12 +154,9 @@ class Observer:
 
     async def _events(self, namespace: str, fields: str) -> Listing:
         """Return the events that a field selector chooses; none if the operator may not read events."""
-        try:
+        with tolerate(FORBIDDEN):
             return await self.client.list(EVENTS, namespace, fields=fields)
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise
-            return Listing(items=(), version=0)
+        return Listing(items=(), version=0)
 
     def _snapshot(
         self, job: ObservedJob, foreign: tuple[ObservedRayJob, ...], *, fresh: bool, since: datetime
