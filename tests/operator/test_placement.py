@@ -95,6 +95,10 @@ def test_a_mapping_says_its_price_where_all_have_one() -> None:
     found = mapped(job, there, priced)
     assert found.price_per_hour == 1.5 * found.gpus
     assert mapped(job, there).price_per_hour is None
+    dearer = {"matchLabels": {"type": "b"}, "pricePerGpuHour": 2.0}
+    two = Settings.model_validate({"nodeGroups": [*groups, dearer]}, by_alias=True, by_name=False)
+    alike = [*there, node("b", gpus=8, product=A100, labels={"type": "b"})]
+    assert mapped(job, alike, two).price_per_hour is None
     assert mapped(changed(PPO, {"resources.device": "CPU"}), there, priced).price_per_hour is None
 
 

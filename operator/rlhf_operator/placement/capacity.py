@@ -11,7 +11,7 @@ from itertools import chain
 from rlhf_api.job import Job
 from rlhf_api.quantities import amount, times
 from rlhf_mapper.hardware import CPU_SLOT, GIGABIT, MAX_GROUPS, Cluster, NodeGroup, merged
-from rlhf_mapper.mapping import Device
+from rlhf_mapper.mapping import Device, DeviceMapping
 from rlhf_operator import names
 from rlhf_operator.placement.suitable import obstacle, suits
 from rlhf_operator.settings import Settings
@@ -235,13 +235,16 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
     return Cluster(merged(groups))
 
 
-def prices_of(machines: Sequence[MachineGroup], settings: Settings) -> dict[str, float]:
-    """Price of a GPU for an hour, by GPU type; types without a price, or with several, are left out."""
+def price_per_hour(mapping: DeviceMapping, machines: Sequence[MachineGroup], settings: Settings) -> float | None:
+    """Price of a mapping's GPUs for an hour; None if a GPU type has no price, or several, as CPU slots have none."""
     found: dict[str, set[float | None]] = {}
     for group in machines:
         if gpu := settings.gpu_of(group.product):
             found.setdefault(gpu.name, set()).add(group.price)
-    return {name: price for name, (price, *others) in found.items() if price is not None and not others}
+    prices = {name: price for name, (price, *others) in found.items() if price is not None and not others}
+    if any(pool.gpu not in prices for pool in mapping.pools):
+        return None
+    return sum(pool.size * prices[pool.gpu] for pool in mapping.pools)
 
 
 def unknown_figures(machines: Sequence[MachineGroup], settings: Settings) -> str:

@@ -7,7 +7,7 @@ pods of the job have read.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -19,7 +19,7 @@ from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual
-from rlhf_operator.placement.capacity import Capacity, capacity_for, counted, has_gpus, prices_of, unusable_gpus
+from rlhf_operator.placement.capacity import Capacity, capacity_for, counted, has_gpus, price_per_hour, unusable_gpus
 from rlhf_operator.placement.review import predicted
 from rlhf_operator.placement.shapes import UnknownShapeError, origins_of, shapes_of
 from rlhf_operator.settings import Settings
@@ -106,7 +106,7 @@ def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> Ma
         unseen += f"; pool {pool.name} stays at {count}: elastic pools grow in the operator's line only"
     prediction = f"not predicted: {why_unpredicted}" if why_unpredicted else _predicted_step(job, answer.prediction)
     return MappingResult(
-        mapping=_status_mapping(job, answer, digest, prices_of(capacity.machines, settings)),
+        mapping=_status_mapping(job, answer, digest, price_per_hour(answer, capacity.machines, settings)),
         reason="ManualPlacement" if is_manual else "ShapesUnknown" if why_unpredicted else "Mapped",
         message=f"{pools}{unseen}; {prediction}",
         answer=answer,
@@ -139,8 +139,8 @@ def _require_gpus(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Se
         raise UnknownShapeError(f"no node has GPUs, and {shapes.why_unknown}; {AUTO_REMEDY}")
 
 
-def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mapping[str, float]) -> MappedPlacement:
-    """Return `status.mapping` for a mapping. digest: inputHash; prices: price of a GPU for an hour, by GPU type."""
+def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, price: float | None) -> MappedPlacement:
+    """Return `status.mapping` for a mapping. digest: inputHash; price: price of its GPUs for an hour."""
     on_gpus, slots = mapping.device == "GPU", sum(pool.size for pool in mapping.pools)
     prediction = mapping.prediction if on_gpus else None
     compresses = job.spec.training.gradient_compression == "Auto" and mapping.compresses_gradients(job)
@@ -163,7 +163,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
         device=mapping.device,
         slots=slots,
         gpus=slots * on_gpus,
-        price_per_hour=_price_per_hour(mapping, prices),
+        price_per_hour=price,
         pools=pools,
         sizes=tuple(_mapped_sizes(job, role, mapping, prediction) for role in roles),
         gpu_memory_utilization=(
@@ -175,13 +175,6 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
         predicted_step_seconds_low=mapping.prediction.low if mapping.prediction else None,
         predicted_step_seconds_high=mapping.prediction.high if mapping.prediction else None,
     )
-
-
-def _price_per_hour(mapping: DeviceMapping, prices: Mapping[str, float]) -> float | None:
-    """Return the price of a mapping's GPUs for an hour; None on CPU, or if the price of a GPU type is not known."""
-    if mapping.device == "CPU" or any(pool.gpu not in prices for pool in mapping.pools):
-        return None
-    return sum(pool.size * prices[pool.gpu] for pool in mapping.pools)
 
 
 def _only(roles: Iterable[Role], kind: Any) -> tuple[Any, ...]:
