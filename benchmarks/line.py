@@ -120,10 +120,8 @@ class Operated(SharedCluster):
         events = EventRecorder(server, lambda: True, lambda: self.now)
         self.reconciler = Reconciler(
             decide,
-            self.settings,
             observer=self.observer,
             applier=Applier(server, self.cache, events, lambda: True, self.notify),
-            heartbeats=silent,
             reconciled=self.count,
             clock=lambda: datetime.now(UTC),
         )

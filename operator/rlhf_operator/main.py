@@ -144,10 +144,8 @@ class _Operator:
         self.observer = Observer(client, self.cache, heartbeats, settings, self._enqueue)
         self.reconciler = Reconciler(
             decide,
-            settings,
             observer=self.observer,
             applier=Applier(client, self.cache, events, may_write, self._enqueue),
-            heartbeats=heartbeats,
             reconciled=self.metrics.reconciled,
             clock=client.clock.now,
         )
@@ -178,7 +176,6 @@ class _Operator:
     async def find_groups(self) -> None:
         """Find out which node groups autoscalers state, and plan on them from now on."""
         settings, unusable = await read_live_groups(self.client, self.settings)
-        self.reconciler.settings = settings
         if self.observer.use_groups(settings, unusable):
             for each in unusable:
                 logger.warning("%s", each)

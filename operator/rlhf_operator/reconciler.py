@@ -15,7 +15,6 @@ from rlhf_operator.actions import Create, Plan, ReadLive
 from rlhf_operator.cluster.apply import Applier, RefusedError, StaleError
 from rlhf_operator.cluster.cache import Key
 from rlhf_operator.cluster.client import ApiError, NotLeadingError
-from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.observe import Observer
 from rlhf_operator.metrics import Result
 from rlhf_operator.settings import Settings
@@ -46,10 +45,8 @@ class Reconciler:
     """Reconciler of all jobs, at work while this replica leads."""
 
     decide: Decide
-    settings: Settings
     observer: Observer
     applier: Applier
-    heartbeats: Heartbeats
     reconciled: Callable[[Result, float], None]
     clock: Callable[[], datetime]
     leads: bool = False
@@ -213,7 +210,7 @@ class Reconciler:
                     return None
                 snapshot = replace(snapshot, refused=self._refused.get(key), alone=alone)
                 loop = asyncio.get_running_loop()
-                plan = await loop.run_in_executor(executor, self.decide, snapshot, self.clock(), self.settings)
+                plan = await loop.run_in_executor(executor, self.decide, snapshot, self.clock(), self.observer.settings)
                 look = next((action for action in plan.actions if isinstance(action, ReadLive)), None)
                 if look is None:
                     await self.applier.write_status(snapshot, plan)
@@ -244,13 +241,13 @@ class Reconciler:
             self._pauses.pop(key, None)
             return
         uid, pod = head
-        interval = self.settings.status_interval_seconds
-        before = self.heartbeats.last(uid, pod.attempt)
+        interval = self.observer.settings.status_interval_seconds
+        before = self.observer.heartbeats.last(uid, pod.attempt)
         pause = min(2 * self._pauses.get(key, interval), MAX_POLL_INTERVALS * interval)
         try:
-            if await self.heartbeats.read(uid, pod):
+            if await self.observer.heartbeats.read(uid, pod):
                 self.enqueue([key])
-            if self.heartbeats.last(uid, pod.attempt) is not before:
+            if self.observer.heartbeats.last(uid, pod.attempt) is not before:
                 pause = interval
         finally:
             self._pauses[key] = pause

@@ -42,6 +42,8 @@ class World:
 
     def __init__(self, *names: str) -> None:
         self.names = list(names)
+        self.settings = Settings()
+        self.heartbeats = self
         self.looks: list[tuple[str, bool]] = []
         self.applied: list[str] = []
         self.failures: dict[str, list[Exception]] = {}
@@ -122,8 +124,9 @@ def run(world: World, decide: Decide, test: Callable[[Reconciler], Awaitable[Non
     """A leading engine in a loop of its own."""
 
     async def main() -> None:
-        parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world, "clock": ServerClock().now}
-        engine = Reconciler(decide, Settings(**settings), reconciled=world.reconciled, **parts)
+        parts: dict[str, Any] = {"observer": world, "applier": world, "clock": ServerClock().now}
+        world.settings = Settings(**settings)
+        engine = Reconciler(decide, reconciled=world.reconciled, **parts)
         leading = asyncio.create_task(engine.lead())
         try:
             await asyncio.wait_for(test(engine), 20)
@@ -190,6 +193,24 @@ def test_a_wish_for_a_live_look_is_granted_once() -> None:
         assert asked == [False, True]
         assert world.looks == [("a", False), ("a", True)]
         assert world.results == ["done"]
+
+    run(world, decide, test)
+
+
+def test_a_pass_decides_by_the_settings_that_hold_now() -> None:
+    world = World("a")
+    seen: list[Settings] = []
+
+    def decide(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
+        seen.append(settings)
+        return nothing_to_do(snapshot, now, settings)
+
+    async def test(engine: Reconciler) -> None:
+        await until(lambda: len(world.applied) == 1)
+        world.settings = Settings(grace_period_seconds=77)
+        engine.enqueue([("n", "a")])
+        await until(lambda: len(world.applied) == 2)
+        assert [each.grace_period_seconds for each in seen] == [300, 77]
 
     run(world, decide, test)
 
@@ -458,8 +479,8 @@ def test_an_engine_that_does_not_lead_does_nothing() -> None:
     world = World("a")
 
     async def main() -> None:
-        parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world, "clock": ServerClock().now}
-        engine = Reconciler(nothing_to_do, Settings(), reconciled=world.reconciled, **parts)
+        parts: dict[str, Any] = {"observer": world, "applier": world, "clock": ServerClock().now}
+        engine = Reconciler(nothing_to_do, reconciled=world.reconciled, **parts)
         await engine.sync()
         engine.enqueue([("n", "a")])
         await asyncio.sleep(0.1)

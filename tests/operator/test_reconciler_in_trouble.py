@@ -7,7 +7,6 @@ import pytest
 
 from rlhf_operator.cluster.client import NoClusterError
 from rlhf_operator.reconciler import Reconciler
-from rlhf_operator.settings import Settings
 from rlhf_operator.times import ServerClock
 from tests.operator.test_reconciler import World, nothing_to_do, run, until
 
@@ -34,12 +33,12 @@ def test_what_ends_the_work_says_what_it_was() -> None:
     world = World("a")
 
     async def main() -> None:
-        parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world, "clock": ServerClock().now}
+        parts: dict[str, Any] = {"observer": world, "applier": world, "clock": ServerClock().now}
 
         def reconciled(_result: str, _seconds: float) -> None:
             raise NoClusterError("no credentials")
 
         with pytest.raises(NoClusterError, match="no credentials"):
-            await Reconciler(nothing_to_do, Settings(), reconciled=reconciled, **parts).lead()
+            await Reconciler(nothing_to_do, reconciled=reconciled, **parts).lead()
 
     asyncio.run(main())

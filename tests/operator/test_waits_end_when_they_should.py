@@ -14,7 +14,6 @@ import pytest
 from rlhf_operator import failure
 from rlhf_operator.placement import map_job
 from rlhf_operator.reconciler import Reconciler
-from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedContainer
 from rlhf_operator.times import ServerClock
 from tests.each import each_case
@@ -44,8 +43,8 @@ def moments_of_lists(count: int, meanwhile: Callable[[Reconciler], None]) -> lis
     moments: list[float] = []
     enough = asyncio.Event()
     world = engines.World()
-    parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world, "clock": ServerClock().now}
-    engine = Reconciler(engines.nothing_to_do, Settings(), reconciled=world.reconciled, **parts)
+    parts: dict[str, Any] = {"observer": world, "applier": world, "clock": ServerClock().now}
+    engine = Reconciler(engines.nothing_to_do, reconciled=world.reconciled, **parts)
 
     async def sync() -> None:
         moments.append(asyncio.get_running_loop().time())

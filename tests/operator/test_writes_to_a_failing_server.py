@@ -20,7 +20,6 @@ from rlhf_operator.cluster.client import ApiError, Client, NoClusterError, NotLe
 from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.resources import JOBS, PODS
 from rlhf_operator.reconciler import Reconciler
-from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedJob, Snapshot
 from rlhf_operator.times import ServerClock
 from tests.cluster.credentials import kubeconfig
@@ -223,8 +222,8 @@ class Clumsy:
 def test_whatever_is_listed_does_not_end_the_operator(pauses: list[float]) -> None:
     observer: Any = Clumsy(RecursionError(), ValueError("of a version"), ApiError(0, "nobody there"))
     unused: Any = None
-    parts: dict[str, Any] = {"applier": unused, "heartbeats": unused, "reconciled": unused}
-    engine = Reconciler(unused, Settings(), observer=observer, clock=ServerClock().now, **parts)
+    parts: dict[str, Any] = {"applier": unused, "reconciled": unused}
+    engine = Reconciler(unused, observer=observer, clock=ServerClock().now, **parts)
     asyncio.run(engine.sync())
     assert pauses == [0.5, 1.0, 2.0]
     assert engine.unready() is None
