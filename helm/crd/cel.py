@@ -1,7 +1,7 @@
 """A reader and a shortener of the CEL in the CRD's rules: fewer bytes for the same answer to every document.
 
-What an operand says of the others is used: in `!has(a) || f`, f is read with `has(a)` true. A field with an `enum`
-is a set of values, so tests of it are joined, and written as the shorter of `in` and its negation.
+An operand is shortened by what those before it leave open: in `!has(a) || f`, `has(a)` is true in f. A field with an
+`enum` is a set of values, so tests of it are joined, and written as the shorter of `in` and its negation.
 """
 
 import re

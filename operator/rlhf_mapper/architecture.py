@@ -11,7 +11,7 @@ from rlhf_api.spec.lora import Lora
 
 CUT = ("llama", "mistral", "qwen2", "qwen3")
 """Model types that the trainer can cut into pipeline stages; stages of other types may scale their input.
-Only for these types, and MIXTURES but ONLY_EXPERTS, does the mapper choose more than one stage or tensor shard."""
+The mapper chooses several stages or tensor shards for these types and for MIXTURES, except ONLY_EXPERTS."""
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3")
 """Mixtures of experts that the trainer can cut into pipeline stages and parts of the experts."""
 ONLY_EXPERTS = ("olmoe", "deepseek_v3")
@@ -36,7 +36,7 @@ MLPS = {
     **dict.fromkeys(("gpt2", "starcoder2"), (("c_fc", 1), ("c_proj", 1))),
     **dict.fromkeys(("nanochat", "phi"), (("fc1", 1), ("fc2", 1))),
 }
-"""Matrices of the MLP by model type; `GATED` for all other types. Of two matrices, none is a gate."""
+"""Matrices of the MLP by model type; `GATED` for all other types. An MLP of two matrices has no gate."""
 
 
 @dataclass(frozen=True, kw_only=True)

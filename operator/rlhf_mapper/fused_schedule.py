@@ -51,8 +51,8 @@ class Schedule:
 def fused_schedule(stages: int, updates: tuple[PipelineUpdate, ...]) -> Schedule:
     """Return the faster of two schedules in which a free rank begins the pass that can begin first.
 
-    Of passes that can begin at once, one prefers early stages, and hardly depends on the models' seconds; the other
-    prefers late stages. Of each model, stage s of p holds p - s micro-batches at most, as in 1F1B.
+    Of passes that can begin at once, one schedule takes early stages first, and hardly depends on the models' seconds;
+    the other takes late stages first. Of each model, stage s of p holds p - s micro-batches at most, as in 1F1B.
     """
     return min((_greedy(stages, updates, sign=each) for each in (1, -1)), key=lambda schedule: schedule.seconds)
 

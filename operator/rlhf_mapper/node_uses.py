@@ -21,7 +21,7 @@ def node_uses(group: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup
 
 
 def _uses_of_two_zones(one: NodeGroup, other: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
-    """Yield node groups larger than either zone, one for each choice worth a try of the zone of each node."""
+    """Yield node groups larger than either zone: for each number of nodes, the orders of zones that are worth a try."""
     for used in _uses_of_zone(replace(one, count=one.count + other.count, zones=()), load)[:most]:
         counts: list[int] = (sizes_of_pools(used, load) // used.gpus_per_node).tolist()
         for count in (each for each in counts if each > max(one.count, other.count)):

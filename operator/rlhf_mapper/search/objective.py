@@ -26,8 +26,8 @@ class Objective:
     then the transition: the actor's ranks send weights, and their link carries no gradients meanwhile."""
     streams: tuple[tuple[float, float], ...] = ()
     """How scoring in other pools overlaps generation: (end as a share of generation, share of the scoring that is
-    left then) of each group of responses, the shortest first. A stage of the tables is then the preparation of the pool
-    that generates, and the next one that of other pools."""
+    left then) of each group of responses, the shortest first. The tables then have a stage for the preparation of the
+    pool that generates, and the next one for that of other pools."""
 
     def on(self, hosts: Sequence[int]) -> Self:
         """Return the objective with a price for each node group of a search; hosts: each one's index in the cluster."""

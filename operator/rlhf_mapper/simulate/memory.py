@@ -106,7 +106,7 @@ def fullest(moments: Sequence[Moment], tokens: Numbers | float) -> Numbers:
 
 def most_tokens(moments: Sequence[Moment], room: Numbers | float) -> Numbers:
     """Return the most tokens of a micro-batch with which every moment fits in `room` bytes; negative: none fits."""
-    with np.errstate(divide="ignore", invalid="ignore"):  # to what no token is added, either none or any fit
+    with np.errstate(divide="ignore", invalid="ignore"):  # at moments without bytes per token, none or any fit
         return reduce(np.fmin, ((room - each.fixed) / each.of_a_token for each in moments))
 
 
