@@ -31,14 +31,14 @@ class Delete:
     """Delete an object in the job's namespace if its uid is still `uid`."""
 
     kind: Literal["RayJob", "Pod", "RLHFJob"]
-    """Kind. RayJob: an attempt with its pods. Pod: on a dead node, or a sandbox. RLHFJob: after its time to live."""
+    """Kind: the RayJob of an attempt, a Pod on a dead node or of a sandbox, or an RLHFJob after its time to live."""
     name: str
     uid: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetOwner:
-    """Let the claim made for the job be deleted with the job (`owned`) or outlive it; each pass retries if refused."""
+    """Have the claim made for a job deleted with the job (`owned`), or kept; a refused change is tried in each pass."""
 
     claim: str
     owned: bool

@@ -27,7 +27,7 @@ STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutO
 """Failure reasons of disrupted pods, the strongest evidence first."""
 AWAITED: Final[tuple[Reason, ...]] = ("PodsRefused", "SecretMissing", "ClaimMissing")
 """Start problems that heal as soon as somebody creates or allows what is missing, until the startup deadline."""
-QUOTA: Final = "exceeded quota"  # in the API server's words about a pod
+QUOTA: Final = "exceeded quota"  # in the API server's refusal of a pod
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
 """Pattern of a quota's prefix: requests., limits. or count/. Requests serve as a lower bound of limits."""
@@ -141,7 +141,7 @@ def unexplained_end(case: Case) -> Cause | None:
     if not attempt.has_failed(case.snapshot):
         return None
     rayjob, code = case.snapshot.current_rayjob(), attempt.exit_code(case.snapshot) or 0
-    # A failed communication is hardly the head's fault.
+    # The head is seldom to blame for failed communication.
     head = None if code == ExitCode.COMMUNICATION else attempt.head_of(case.snapshot)
     pod, own = attempt.named_pod(case.snapshot) or head, attempt.trainer_message(case.snapshot)
     message = own or (rayjob.message if rayjob else "")

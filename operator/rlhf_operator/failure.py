@@ -94,8 +94,8 @@ def seconds_to_wait(failure: Failure, snapshot: Snapshot) -> float:
 
 
 def bad_nodes(snapshot: Snapshot, now: datetime) -> tuple[str, ...]:
-    """Return the known nodes that may be to blame for a recent failure of the job, and groups that added no nodes."""
-    # The group of a withdrawn attempt's node did not add the node.
+    """Return the names of nodes that may be to blame for a recent failure, or that a group did not add in time."""
+    # For a withdrawn attempt the status names the node that its group did not add.
     blamed = {
         each.node
         for each in snapshot.job.status.attempts

@@ -118,7 +118,7 @@ def _log(form: str, level: str) -> None:
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(_Json() if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # kopf tells of every event that it hands on.
+    # kopf logs every event that it passes on.
     logging.getLogger("kopf.objects").setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
@@ -137,7 +137,7 @@ class _Operator:
             jobs=lambda: [entry.value for _, entry in self.cache.jobs],
             queue_depth=lambda: len(self.reconciler.queue),
             failed_passes=lambda: self.reconciler.queue.failures,
-            leads=lambda: self.reconciler.leads and may_write(),  # a stopped process does not know yet
+            leads=lambda: self.reconciler.leads and may_write(),  # a paused process notices late
             now=client.clock.now,
         )
         events = EventRecorder(client, may_write, client.clock.now)
@@ -206,7 +206,7 @@ class _Operator:
                 registry=self._registry,
                 settings=_kopf_settings(),
                 standalone=True,
-                # kopf would put its user's name there, and a user that a cluster makes up has none.
+                # kopf would take the name of its user, which a user id that a cluster makes up lacks.
                 identity=names.OPERATOR,  # type: ignore[arg-type]
                 clusterwide=not namespaces,
                 namespaces=namespaces,
@@ -299,7 +299,7 @@ def _kopf_settings() -> kopf.OperatorSettings:
     made.networking.connect_timeout = 10
     made.networking.request_timeout = 60
     made.networking.enforce_retry_after = True
-    # An API server that is down for an hour is waited for.
+    # The operator waits for an API server that is down for an hour.
     made.networking.error_backoffs = tuple(itertools.chain((1, 1, 2, 3, 5, 8), itertools.repeat(10, 360)))
     made.watching.inactivity_timeout = 70
     made.watching.chunk_size = 100

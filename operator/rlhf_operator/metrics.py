@@ -114,7 +114,7 @@ def samples_of(account: Account) -> dict[str, Samples]:
     }
     labelled: dict[str, Samples] = {
         "rlhf_job_info": {(job.uid, job.algorithm, status.queue or ""): 1.0},
-        # Stopped is no phase of a cluster.
+        # A job on a cluster is never Stopped.
         "rlhf_job_phase": {(each,): float(each == phase) for each in get_args(Phase) if each != "Stopped"},
         "rlhf_job_last_failure": {(failure.reason,): 1.0} if failure else {},
         "rlhf_job_condition": {(each.type, each.status, each.reason): 1.0 for each in status.conditions},

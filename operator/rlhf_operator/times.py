@@ -6,7 +6,7 @@ from email.utils import parsedate_to_datetime
 from typing import Literal
 
 YEARS = range(1970, 9000)
-"""Years of a valid moment; a span may be added to it and subtracted from it."""
+"""Years of a valid moment; a span can then be added or subtracted without an overflow."""
 
 
 class ServerClock:

@@ -22,7 +22,7 @@ Key: TypeAlias = tuple[str, str]
 KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas", "priorities", "slices"]
 
 REMEMBERED_DELETIONS: Final = 20_000
-MAX_LOST_PODS: Final = 16  # of an attempt: the first ones, whose loss ended the others
+MAX_LOST_PODS: Final = 16  # kept of an attempt: the first ones, whose loss ended the others
 PLACED_LATER: Final[tuple[Phase, ...]] = ("Pending", "Mapping")
 """Phases of jobs whose next step depends on the nodes; of those in line only the first are woken."""
 
@@ -103,7 +103,7 @@ class PodTable(Table[ObservedPod]):
     """Cached pods, and the total requests of the pods on each node."""
 
     def __init__(self) -> None:
-        # KubeRay's RayCluster owns it.
+        # A pod's owner is KubeRay's RayCluster, so a label names the job.
         super().__init__(
             lambda document: parse.pod(parse.slim_pod(document)),
             owner=lambda document: raw.text(document, "metadata", "labels", names.JOB_UID),

@@ -48,7 +48,7 @@ async def discover(client: Client, settings: Settings) -> Offer:
     if settings.read_nodes and await _may_list(client, resources.NODES, None):
         capabilities.add("nodes")
         kinds.append(Kind(name="nodes", resource=resources.NODES, namespaced=False))
-        selector = ""  # pods of others hold GPUs of the nodes
+        selector = ""  # foreign pods hold GPUs, too
         if await _may_list(client, resources.PRIORITIES, None):
             kinds.append(Kind(name="priorities", resource=resources.PRIORITIES, namespaced=False))
         if (slices := await served(client, resources.SLICES)) and await _may_list(client, slices, None):

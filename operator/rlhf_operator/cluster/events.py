@@ -18,7 +18,7 @@ from rlhf_operator.times import timestamp
 
 logger = logging.getLogger(__name__)
 
-SERIES: Final = timedelta(minutes=10)  # in which an equal event joins the series of the earlier event
+SERIES: Final = timedelta(minutes=10)  # after an event in which an equal event joins its series
 MIN_SERIES_INTERVAL: Final = timedelta(minutes=1)  # between two updates of a series, except the first update
 MAX_REMEMBERED: Final = 2_000
 MAX_NOTE_BYTES: Final = 1024  # the API server refuses longer notes

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-DURATION_SECONDS: Final = 15.0  # of a claim
+DURATION_SECONDS: Final = 15.0  # for which other replicas respect a claim
 DEADLINE_SECONDS: Final = 10.0  # from the last renewal to the end of writing
 PERIOD_SECONDS: Final = 2.0  # between two tries
 
@@ -76,7 +76,7 @@ class Elector:
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Wait to be elected, run `lead`, and release the Lease; raises LostLeaseError, or the error of `lead`."""
         try:
-            while not await self._aside(self._wins()):  # noqa: ASYNC110 what is awaited is in the API server
+            while not await self._aside(self._wins()):  # noqa: ASYNC110 no event tells of the Lease
                 await asyncio.sleep(self._pause())
             logger.info("%s leads: it holds the Lease %s/%s", self.identity, self.namespace, self.name)
             await self._lead_while_renewed(lead)

@@ -230,7 +230,7 @@ def _containers(document: Document) -> Iterator[snapshot.ObservedContainer]:
             state = "lastState" if raw.mapping(each, "state", "waiting") else "state"
             ended = raw.mapping(each, "state", "terminated") or raw.mapping(each, state, "terminated")
             name, reason = raw.text(each, "name"), raw.text(ended, "reason")
-            never_ran = role == names.SANDBOX and reason in NEVER_RAN  # else code of the model may have written it
+            never_ran = role == names.SANDBOX and reason in NEVER_RAN  # other messages may come from the model's code
             speaks = role == names.READER or name == names.FOLDER_CONTAINER or never_ran
             yield snapshot.ObservedContainer(
                 name=name,

@@ -101,7 +101,7 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
         return _map_unknown_shapes(job, capacity, clusters, shapes), shapes.why_unknown
     machines_of: dict[Cluster, Machines] = {}
     for machines, cluster in clusters.items():
-        if cluster:  # of equal clusters the first counts
+        if cluster:  # the first of equal clusters counts
             machines_of.setdefault(cluster, machines)
     if not machines_of:
         return _one_pool(job, choices, capacity), unknown_figures(choices[0], settings)
@@ -193,7 +193,7 @@ def _one_pool(job: Job, choices: Sequence[Machines], capacity: Capacity) -> Devi
 
 
 def _placed_on(job: Job, nodes: int, slots: int, device: Device) -> DeviceMapping:
-    """Return the mapping of a job onto so many nodes with so many slots each. Raises SpecError."""
+    """Return the mapping of a job onto nodes with equally many slots. Raises SpecError."""
     sized = {"device": device, "nodes": nodes, "max_nodes": None, "slots_per_node": slots}
     return place(job.changed(resources=sized), (slots if device == "GPU" else 0,) * nodes)
 

@@ -25,7 +25,7 @@ MAX_DIGITS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class MachineGroup:
-    """Group of equal machines: each is so many GPUs of one node, or as many CPU slots as a job requests.
+    """Group of equal machines: each is some GPUs of one node, or as many CPU slots as a job requests.
 
     A worker pod's CPUs, and without GPUs its memory, are left to the Kubernetes scheduler to check.
     """
@@ -173,7 +173,7 @@ def nodes_too_small(job: Job, snapshot: Snapshot, settings: Settings) -> Capacit
 
 
 def worker_memory(job: Job, slots: int, settings: Settings) -> Fraction:
-    """Bytes of host memory that a worker pod with so many slots requests."""
+    """Bytes of host memory that a worker pod with this number of slots requests."""
     return amount(job.spec.runtime.worker.memory or times(settings.worker.memory, slots))
 
 
@@ -274,7 +274,7 @@ def _parts(node: _GpuNode, job: Job, settings: Settings, head: Fraction) -> list
 
 
 def _part(node: _GpuNode, slots: int, settings: Settings) -> MachineGroup:
-    """Return so many GPUs of a node as a machine, with the known figures of its links and its price."""
+    """Return a machine with some GPUs of a node, and the known figures of its links and its price."""
     figures = settings.node_figures(node.labels)
     label = next((node.labels[name] for name in names.NETWORKS if name in node.labels), "")
     is_number = label.isascii() and label.isdigit() and len(label) < MAX_DIGITS

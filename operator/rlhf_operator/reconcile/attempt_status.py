@@ -41,7 +41,7 @@ def record_start(ctx: ReconcileContext) -> None:
     head = observed_attempt.head_of(ctx.snapshot)
     if head is not None and ctx.status.head_pod is None:
         ctx.set_status(head_pod=head.name)
-    for kind in BEFORE_AN_ATTEMPT:  # missing only from a status that was lost
+    for kind in BEFORE_AN_ATTEMPT:  # missing only if the status was lost
         if not ctx.holds(kind):
             ctx.set_condition(kind, "True", kind, f"Attempt {ctx.status.attempt} proves it.")
 

@@ -224,8 +224,8 @@ def _possible_givers(
 ) -> list[ObservedJob]:
     """Return the jobs that may give room to a job in line, in the order in which they do.
 
-    Guests come first. Jobs that may have fewer nodes follow, unless node groups can add enough. Among each the lowest
-    priority and the youngest job come first.
+    Guests come first. Jobs that may have fewer nodes follow, unless node groups can add enough. In both the lowest
+    priority comes first, then the youngest job.
     """
 
     def last_in_turn(job: ObservedJob) -> tuple[int, float, str]:
@@ -277,5 +277,5 @@ def _can_save(ctx: ReconcileContext) -> bool:
     progress, saved = ctx.status.progress, ctx.status.checkpoint
     if progress is None or ctx.record is None or ctx.record.first_step is None:
         return True
-    is_saved = saved is not None and saved.step >= progress.step - 1  # it is known to be whole a step later
+    is_saved = saved is not None and saved.step >= progress.step - 1  # it counts only a step later
     return is_saved or (progress.step_seconds or 0.0) <= ctx.settings.grace_period_seconds / 2

@@ -22,7 +22,7 @@ UNSCHEDULABLE_SECONDS: Final = 120.0
 UNRELATED_TO_ROOM: Final = re.compile("volume|free storage|scheduling gates", re.IGNORECASE)
 """Pattern of scheduler messages about a pod that waits for a volume, its storage or a scheduling gate, not for room."""
 ORDINARY: Final = 2
-"""Number of an attempt's first steps, which may compile and load."""
+"""Number of an attempt's first steps that are not ordinary, as they may compile and load."""
 BETTER: Final = "BetterPlacement"
 CLOCK_SECONDS: Final = 2.0
 """Tolerance in seconds for a time in the status that lies ahead; such times are whole seconds."""

@@ -16,7 +16,7 @@ from rlhf_operator.snapshot import ObservedPod
 
 ENDED: Final = ("Succeeded", "Failed")
 START_SECONDS: Final = 10.0
-"""Seconds of a pod's start. If the last `warm` pods failed in theirs, new ones wait as long: 6 x `warm` a minute."""
+"""Seconds of a pod's start. If the last `warm` pods failed in that time, new pods wait as long: 6 x `warm` a minute."""
 
 
 def keep(ctx: ReconcileContext) -> None:

@@ -106,7 +106,7 @@ def _answers(pod: ObservedPod, models: Sequence[Unread]) -> list[ReadShape]:
         return [_unknown(each, f"pod {pod.name} failed: {why}") for each in models]
     try:
         answers = json.loads(words)
-        json.dumps(answers, ensure_ascii=False).encode()  # half of a character is none
+        json.dumps(answers, ensure_ascii=False).encode()  # a lone surrogate is no text
     except (ValueError, RecursionError):
         answers = None
     if not isinstance(answers, list) or len(answers) != len(models):
