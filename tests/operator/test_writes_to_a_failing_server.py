@@ -10,7 +10,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from rlhf_api.status import Progress, Status
+from rlhf_api.status import Attempt, Progress, Status
 from rlhf_operator import names
 from rlhf_operator.actions import Create, Delete, Event, Plan, Resize, SetOwner
 from rlhf_operator.cluster import parse
@@ -322,7 +322,10 @@ def test_jobs_that_wait_are_looked_at_when_this_one_ends(tmp_path: Path) -> None
 
 
 def test_what_is_unset_is_taken_out_of_the_stored_status() -> None:
-    patch = with_nulls(Status(phase="Running", progress=Progress(step=1, total_steps=2, stage="SFT")))
+    attempt = Attempt(attempt=1, start_time="2026-01-01T00:00:00Z", slots=2)
+    progress = Progress(step=1, total_steps=2, stage="SFT")
+    patch = with_nulls(Status(phase="Running", progress=progress, attempts=(attempt,)))
+    assert patch["attempts"] == [attempt.model_dump(mode="json", by_alias=True, exclude_none=True)]
     assert patch["output"] is None
     assert patch["progress"]["stepSeconds"] is None
     assert patch["progress"]["step"] == 1

@@ -1,6 +1,6 @@
 """Application of plans to the cluster: each step may be repeated, and none is done for a job that has changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -189,13 +189,10 @@ class Applier:
 
 def with_nulls(status: Status) -> dict[str, Any]:
     """Return the status as a merge patch in which unset fields are null, so that their old values are removed."""
-    return {field: _patch(value) for field, value in status.model_dump(mode="json", by_alias=True).items()}
+    return _with_nulls(status.model_dump(mode="json", by_alias=True), status.document())
 
 
-def _patch(value: Any, *, in_list: bool = False) -> Any:
-    # A patch replaces a list as a whole, so that a null in it would stay.
-    if isinstance(value, list):
-        return [_patch(each, in_list=True) for each in value]
-    if isinstance(value, dict):
-        return {key: _patch(each, in_list=in_list) for key, each in value.items() if each is not None or not in_list}
-    return value
+def _with_nulls(every: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    # Lists are those of `given`: a patch replaces a list as a whole, so that a null in it would stay.
+    nested = {name: _with_nulls(each, given[name]) for name, each in every.items() if isinstance(each, dict)}
+    return {name: nested.get(name, given.get(name)) for name in every}
