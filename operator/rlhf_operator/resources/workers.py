@@ -106,12 +106,9 @@ def _group(pods: AttemptPods, part: _Part, name: str) -> dict[str, Any]:
 
 def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
     """Return the variables of NCCL and Gloo; the interface is set unless the pod uses its node's network."""
-    interface = {} if on_host else {"GLOO_SOCKET_IFNAME": INTERFACE}
-    if device == "CPU":
-        return interface
-    if interface:
-        interface["NCCL_SOCKET_IFNAME"] = INTERFACE
-    return {**interface, **fixed_part("collectives")}
+    libraries = ("GLOO",) if device == "CPU" else ("GLOO", "NCCL")
+    interface = {} if on_host else {f"{each}_SOCKET_IFNAME": INTERFACE for each in libraries}
+    return {**interface, **(fixed_part("collectives") if device == "GPU" else {})}
 
 
 def _affinity(pods: AttemptPods, part: _Part) -> dict[str, Any]:
