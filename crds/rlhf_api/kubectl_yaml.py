@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, TypeError, AttributeError):  # a number of too many digits, a tag on what it does not fit
+        except (ValueError, TypeError, AttributeError):  # a number of too many digits, or an unfitting tag
             kind = node.tag.removeprefix(TAG)
             raise ConstructorError(None, None, f"this cannot be read as {kind}", node.start_mark) from None
 

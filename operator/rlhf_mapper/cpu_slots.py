@@ -68,7 +68,7 @@ def amounts_of(job: Job, shapes: Shapes, slots: int, cores: int, responses: Sequ
 
 
 def _is_possible(job: Job, shapes: Shapes, slots: int, memory: float) -> bool:
-    """Whether so many slots divide the batches, and have room for all states and a generator in each slot."""
+    """Whether `slots` slots divide the batches, and have room for all states and a generator in each slot."""
     try:
         place(job.changed(resources={"slots_per_node": slots}), (0,))
     except SpecError:

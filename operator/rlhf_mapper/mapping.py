@@ -200,7 +200,7 @@ class DeviceMapping:
         return f"{slots_text(pool.size, self.device)} ({', '.join(named)}){zones}"
 
     def with_machines(self, name: str, count: int) -> Self:
-        """Return this mapping with so many machines in the pool `name`, which only generates."""
+        """Return this mapping with `count` machines in the pool `name`, which only generates."""
         pools = {pool.name: pool for pool in self.pools}
         pools[name] = replace(pools[name], slots_per_machine=pools[name].slots_per_machine[:1] * count, zones=())
         size = self.sizes["rollout"]

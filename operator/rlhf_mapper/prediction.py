@@ -161,7 +161,7 @@ def differ(first: float, second: float) -> bool:
 
 
 def _coefficients(software: Software, gpus: Iterable[Gpu]) -> str:
-    """Return the programs whose coefficients are used, the GPUs whose measured kernels are, and what is quantised."""
+    """Return in words the software of the coefficients, the GPUs of the measured kernels, and what is quantised."""
     parts = {"linear weights": software.linear_bytes, "KV cache": software.cache_bytes}
     rounded = " and ".join(part for part, bytes_ in parts.items() if bytes_)
     rounded = rounded and f"; the generator's {rounded} by their bytes in 8 bits"

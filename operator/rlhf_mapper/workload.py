@@ -48,7 +48,7 @@ class Lengths:
 
     @cached_property
     def still_running(self) -> tuple[tuple[float, float], ...]:
-        """Points (tokens, share of the sequences with about so many tokens or more), shortest first."""
+        """Points (tokens, share of the sequences with about as many tokens or more), shortest first."""
         ordered, count = sorted(self.sample), len(self.sample)
         places = sorted({round(cut * count) for cut in CUTS})
         parts = [(start, ordered[start:end]) for start, end in pairwise(places)]
@@ -99,7 +99,7 @@ def packed_rows(lengths: Sequence[float], budget: float) -> float:
 
 
 def _fits_packed(ordered: Sequence[float], count: int, budget: float) -> bool:
-    """Whether rows, longest first, fit into so many micro-batches; a row above the budget has one of its own."""
+    """Whether rows, longest first, fit into `count` micro-batches; a row above the budget has one of its own."""
     filled = [0.0] * count
     for length in ordered:
         if filled[0] and filled[0] + length > budget:
@@ -190,7 +190,7 @@ class Workload:
         return max(self.response.longest, self.most_response_tokens)
 
     def rows_within(self, budgets: Sequence[float], together: int) -> tuple[float, ...]:
-        """Return how many sequences micro-batches of at most so many tokens hold; `together` share a prompt."""
+        """Return the sequences that a micro-batch holds, by its budget of tokens; `together` share a prompt."""
         return _rows_within(self.prompt.mean, self.response, tuple(budgets), together)
 
     @property

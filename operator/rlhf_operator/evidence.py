@@ -26,7 +26,7 @@ NODE_SECONDS: Final = 60.0  # for which the node of a pod may be not ready befor
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfStorage", "OutOfMemory")
 """Failure reasons of disrupted pods, the strongest evidence first."""
 AWAITED: Final[tuple[Reason, ...]] = ("PodsRefused", "SecretMissing", "ClaimMissing")
-"""Start problems that heal as soon as somebody creates or allows what is missing, until the startup deadline."""
+"""Start problems that last until somebody creates or allows what is missing, or to the startup deadline."""
 QUOTA: Final = "exceeded quota"  # in the API server's refusal of a pod
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
@@ -209,7 +209,7 @@ def start_failure(case: Case) -> Cause | None:
 
 
 def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds until a start problem or a silent node becomes a failure, as no event tells; None if there is none."""
+    """Seconds until a start problem or a silent node becomes a failure without any event; None if there is none."""
     pods = attempt.current_pods(snapshot)
     silences = (silence for pod in pods if (silence := node_silence(pod, snapshot, now)) is not None)
     lefts = (*(left for left, _ in start_problems(snapshot, now)), *(NODE_SECONDS - each for each in silences))
@@ -279,7 +279,7 @@ def _never_enough(refused: str, together: Mapping[str, int]) -> str:
 
 
 def node_silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds for which a pod's node has been silent; None if node or pod is ready, or nothing tells."""
+    """Seconds for which a pod's node has been silent; None if node or pod is ready, or their state unknown."""
     begun = attempt.silent_since(pod, snapshot)
     return None if begun is None or pod.ready else _waited(begun, snapshot, now)
 

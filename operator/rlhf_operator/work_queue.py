@@ -47,7 +47,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_after(self, key: K, seconds: float | None) -> None:
-        """Queue the key after so many seconds, instead of at the time set before; None only clears that time."""
+        """Queue the key after `seconds`, instead of at the time set before; None only clears that time."""
         if timer := self._timers.pop(key, None):
             timer.cancel()
         if seconds is not None:

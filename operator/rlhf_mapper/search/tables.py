@@ -81,7 +81,7 @@ def _partitions(names: list[str]) -> Iterator[list[list[str]]]:
 
 
 def assignments(count: int, hosts: Sequence[frozenset[tuple[int, str]]]) -> NDArray[np.int64]:
-    """Return all ways to put so many pools into node groups, in ascending order: the group of each pool, [A, count]."""
+    """Return all ways to put `count` pools into node groups, in ascending order: the group of each pool, [A, count]."""
     groups = np.arange(len(hosts))
     apart = [[one.isdisjoint(other) for other in hosts] for one in hosts]
     together = np.array(apart, dtype=bool).reshape(len(hosts), len(hosts))

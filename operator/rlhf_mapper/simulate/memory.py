@@ -128,7 +128,7 @@ def reading(model: Architecture, software: Software, layouts: Layouts, longest: 
     for stage in _stages(model, software, layouts, longest):
         last = stage.has_head * stage.of_a_token
         found += [
-            Moment(2 * (stage.root + stage.layer), 0 * busy),  # all-gathers, and copies of what they brought
+            Moment(2 * (stage.root + stage.layer), 0 * busy),  # all-gathers, and copies of the gathered weights
             Moment(stage.root + 2 * stage.layer, busy),
             Moment(stage.root + stage.chunk, last),
         ]

@@ -244,7 +244,7 @@ def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
 
 
 def set_training(ctx: ReconcileContext) -> None:
-    """Set the condition Training by what was last heard from the trainer."""
+    """Set the condition Training by the trainer's last report and its age."""
     beat, record = ctx.snapshot.current_heartbeat(), ctx.record
     limit = max(4 * ctx.settings.status_interval_seconds, SILENCE_SECONDS)
     silence = ctx.age(max(ctx.snapshot.watching_since, beat.received) if beat else ctx.snapshot.watching_since)

@@ -204,7 +204,7 @@ class ReconcileContext:
         self.events.append(Event(kind=kind, reason=reason, message=conditions.shortened(message), node=node))
 
     def requeue_after(self, seconds: float) -> None:
-        """Request another pass after so many seconds at the latest."""
+        """Request another pass after `seconds` at the latest."""
         self.requeue_times.append(seconds)
 
     def must_wait(self, seconds: float) -> bool:

@@ -49,7 +49,7 @@ class Forecast:
         return start, self.room_at(start, pods)
 
     def room_at(self, seconds: float, pods: Sequence[Group]) -> Room:
-        """Return the trial placement of an attempt's pods after so many seconds."""
+        """Return the trial placement of an attempt's pods, `seconds` from now."""
         left = [job for end, job in self.holders if end > seconds]
         return place(pods, self.snapshot.taken_only_by(left))
 

@@ -132,7 +132,7 @@ def _has_succeeded(ctx: ReconcileContext) -> bool:
 
 
 def _has_waited(ctx: ReconcileContext, seconds: float) -> bool:
-    """Whether the attempt has been over for so many seconds; the first call records its end."""
+    """Whether the attempt has been over for `seconds`; the first call records its end."""
     if ctx.record is None or seconds <= 0:
         return True
     if ctx.record.end_time is None:

@@ -83,7 +83,7 @@ class AttemptPods:
         self, name: str, resources: Mapping[str, str], variables: Mapping[str, str], *, leaves_early: bool = False
     ) -> dict[str, Any]:
         """Return the container in which Ray runs; KubeRay sets its command and its probes."""
-        # Time for a checkpoint, before the kubelet kills what is left; by default Ray kills the trainer three seconds
+        # Time for a checkpoint, before the kubelet kills the rest; by default Ray kills the trainer three seconds
         # after asking it to stop.
         saving_seconds = str(max(1, self.settings.grace_period_seconds - END_SECONDS))
         keep_logs = f"timeout {END_SECONDS} python -m rlhf_trainer.pods.ray_logs {names.OUTPUT_FOLDER}"

@@ -83,7 +83,7 @@ def pod(job: Job, sandbox: Sandbox, settings: Settings, *, program: str = "") ->
             {"name": "program", "mountPath": PROGRAM_FOLDER, "readOnly": True},
         ],
     }
-    # In memory, where the kernel keeps the limit: the kubelet looks for what is on the disk every few seconds only.
+    # In memory, where the kernel keeps the limit: the kubelet checks the disk every few seconds only.
     files = {"medium": "Memory", "sizeLimit": mebibytes(amount(sandbox.memory) * Fraction(1, 2))}
     over, runtime = settings.template_of(job.spec.runtime, names.CONTROLLER), settings.runtime_of(job.spec.runtime)
     placing = {name: value for name, value in over.get("spec", {}).items() if name in PLACING_FIELDS}
