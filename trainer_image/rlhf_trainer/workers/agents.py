@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from rlhf_trainer.agents.conversation import Call, Conversation
-from rlhf_trainer.agents.openai_format import MODEL, REWARD, RefusalError, few_names, object_of, read_request, refusing
+from rlhf_trainer.agents.openai_format import MODEL, REWARD, RefusalError, few_names, read_request, refusing
 from rlhf_trainer.agents.proxy import HOST, PendingRequest, Proxy
 from rlhf_trainer.chat import name_of
 from rlhf_trainer.data.tokens import Ids
@@ -125,7 +125,7 @@ class ProgramRunner(Runner):
         program.facts["model_seconds"] += time.monotonic() - begun
         try:
             with refusing():
-                answer = object_of(call.request, program.conversation.end(call, response))
+                answer = program.conversation.end(call, response)
             pending.reply(answer, streams=call.request.streams)
             asked = call.answer.get("tool_calls", ()) if call.answer else ()
             program.tools += [recorder.begin(TOOL, name_of(each), within=program.span) for each in asked]
