@@ -244,13 +244,7 @@ class CompletionReader(Reader):
         """Encode as the base class does; in a conversation a token outside the loss, as of a user's turn, is ~token."""
         if not self.source.messages_key:
             return super()._encoded(encoder, column)
-        found = encoder.conversations()
-        marked = [zip(talk.rest, talk.learned, strict=True) for talk in found]
-        return [
-            [talk.prompt for talk in found],
-            [[token if is_learned else ~token for token, is_learned in row] for row in marked],
-            *[encoder.labels(column(key)) for key in self.labels],
-        ]
+        return [*encoder.conversations(), *[encoder.labels(column(key)) for key in self.labels]]
 
 
 class LabelledReader(CompletionReader):
