@@ -7,8 +7,7 @@ import asyncio
 import json
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -279,11 +278,9 @@ class Endpoints:
         return EnvironmentProblem(f"{self._path}: no server is left that generates ({why})")
 
 
-@asynccontextmanager
-async def _client() -> AsyncIterator[httpx.AsyncClient]:
+def _client() -> httpx.AsyncClient:
     transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None), socket_options=KEEPALIVE)
-    async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=ANSWER_SECONDS), transport=transport) as client:
-        yield client
+    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=ANSWER_SECONDS), transport=transport)
 
 
 async def _post(
