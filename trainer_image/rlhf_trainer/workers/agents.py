@@ -3,7 +3,6 @@
 import itertools
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -214,11 +213,7 @@ class AgentResponder(EpisodeResponder):
 
     def turn_fields(self, fields: Fields) -> Fields:
         """Return also `EPISODES` of the last episodes; a reward is on the last token."""
-        self._measure([each for each in self._episodes if each.facts])
-        facts = [each.facts for each in self._episodes]
-        return {**super().turn_fields(fields), EPISODES: as_bytes(facts)}
-
-    def _measure(self, started: Sequence[EndedEpisode]) -> None:
+        started = [each for each in self._episodes if each.facts]
         recorder.mean("episodes/branches", sum(each.facts["branches"] for each in started), len(started))
         masked = sum(each.response.written.count(False) for each in started)
         recorder.mean("episodes/masked_tokens", masked, len(started))
@@ -231,6 +226,7 @@ class AgentResponder(EpisodeResponder):
             path, names = f"{self._job.name}: spec.rollout.agent", ", ".join(few_names(itertools.chain(*ignored)))
             words = f"{path}: calls asked for {names}, but the job's sampling and template hold"
             recorder.warn("episodes/ignored", words)
+        return {**super().turn_fields(fields), EPISODES: as_bytes([each.facts for each in self._episodes])}
 
     def _row(self, batch: Batch, row: int, _: Ids) -> dict[str, Any]:
         """Return a row of the data for its program: the prompt as written in the file, and the named columns."""
