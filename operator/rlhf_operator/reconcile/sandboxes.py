@@ -16,7 +16,7 @@ from rlhf_operator.snapshot import ObservedPod
 
 ENDED: Final = ("Succeeded", "Failed")
 START_SECONDS: Final = 10.0
-"""Seconds of a pod's start. If the last `warm` pods failed in theirs, new ones wait as long: 6 x `warm` a minute."""
+"""Seconds of a start. If the last `warm` pods failed at theirs, new ones wait as long: at most 6 x `warm` a minute."""
 
 
 def keep(ctx: ReconcileContext) -> None:
@@ -36,7 +36,7 @@ def keep(ctx: ReconcileContext) -> None:
         first = _number(own[0]) + 1 if own else 1
         numbers = range(first, first + lacking)
         made = sandboxes.manifests(ctx.snapshot.job, rayjob, ctx.job, ctx.settings, numbers)
-        # All objects at first, and if somebody has deleted all pods.
+        # All objects are created at first, and again if somebody has deleted all pods.
         ctx.actions.extend(Create(manifest=each) for each in made if not own or each["kind"] == "Pod")
     _set_ready(ctx, own, failed if all_fail else [], name)
 
