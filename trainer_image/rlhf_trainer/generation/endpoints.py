@@ -172,8 +172,19 @@ class Endpoints:
         ended: Callable[[int, Response], None] = lambda *_: None,
     ) -> list[Response]:
         """Generate responses as `GenerationEngine.generate` does; EnvironmentProblem once no server is left."""
-        sampling = [self._sampling(seed=seed, max_tokens=max_tokens, greedy=greedy) for seed in seeds]
-        return asyncio.run(self._generate(prompts, sampling, ended))
+
+        async def respond(client: httpx.AsyncClient, number: int) -> Response:
+            sampling = self._sampling(seed=seeds[number], max_tokens=max_tokens, greedy=greedy)
+            response = await self._respond(client, prompts[number], sampling)
+            ended(number, response)
+            return response
+
+        async def respond_to_all() -> list[Response]:
+            async with _client() as client:
+                calls = [partial(respond, client, number) for number in range(len(prompts))]
+                return await gather(calls, concurrency=MAX_REQUESTS)
+
+        return asyncio.run(respond_to_all())
 
     async def _examined(self) -> list[list[Facts] | TrainerError]:
         async with _client() as client:
@@ -212,21 +223,6 @@ class Endpoints:
             answers = await asyncio.gather(*requests)
             await asyncio.gather(*(_post(client, server, FORGET, None) for server in joined))
         return [result for answer in answers for result in answer["results"]]
-
-    async def _generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sequence[Mapping[str, Any]],
-        ended: Callable[[int, Response], None],
-    ) -> list[Response]:
-        async def respond(number: int) -> Response:
-            response = await self._respond(client, prompts[number], sampling[number])
-            ended(number, response)
-            return response
-
-        async with _client() as client:
-            calls = [partial(respond, number) for number in range(len(prompts))]
-            return await gather(calls, concurrency=MAX_REQUESTS)
 
     async def _respond(self, client: httpx.AsyncClient, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Response:
         """Get a response from the server with the fewest requests; if it is lost, from another, with the same seed."""
