@@ -20,7 +20,7 @@ TESTS = {"[": "(", "[[": "(", "]": ")", "]]": ")", "(": "(", ")": ")", "-n": "''
 TESTS |= {"=": "is like", "==": "is like", "!=": "is not like", "&&": "and", "||": "or", "-a": "and", "-o": "or"}
 TESTS |= {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">=", "!": "not"}
 PLACES = re.compile(r"\w+(?:\[|\+?=\((?:.*\s)?\[[^]\s]*\]\+?=)", re.DOTALL)
-"""An assignment to a place of an array."""
+"""Pattern of an assignment to an element of an array."""
 BLOCKS = ("program", "compound_statement", "subshell", "pipeline", "redirected_statement", "variable_assignments")
 OPPOSITE = {True: False, False: True, None: None}
 SETTERS = ("read", "mapfile", "readarray", "getopts", "let", "eval")

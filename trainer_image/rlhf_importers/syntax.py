@@ -21,15 +21,15 @@ PARSER = Parser(Language(tree_sitter_bash.language()))
 CALCULATOR = SandboxedEnvironment(undefined=StrictUndefined)
 CALCULATOR.tests["like"] = lambda text, pattern: fnmatchcase(str(text), str(pattern))
 SUMS = {"&&": " and ", "||": " or ", "!": " not ", "/": "//"}
-"""Operators of a sum in bash -> those of Jinja."""
+"""Operator of bash's arithmetic -> Jinja's operator."""
 ARITHMETIC = re.compile(r"(\$|(?<!for\s)(?<=\s))\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 REWRITTEN = re.compile(r'(\$\()?"\(\(" "(.*?)"(?(1)\))', re.DOTALL)
-"""A sum, and its rewritten form, a command named `((`: the grammar takes `$((` in a default for a command."""
+"""Patterns of arithmetic, and of its form as a command `((`: the grammar takes `$((` in a default for a command."""
 NAMED = re.compile(r"\b(?:read|mapfile|readarray|getopts|for|select|unset|printf\s+-v|\w+\s+-\w*n)\s([^;\n|<]*)")
 CHANGED = re.compile(
     r"(?<![\w.$-])(?:([A-Za-z_]\w*)(?:\[[^]]*\])?(?:\+=|\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--))|(?:\+\+|--)(\w+))"
 )
-"""Commands that set the variables that they name, and assignments in bash and in sums."""
+"""Patterns of commands that set the variables that they name, and of assignments, also in arithmetic."""
 BRACES = re.compile(r"(?<![$\\])\{[^{}\s]*(?:,|\.\.)")
 QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 EXPANSION = re.compile(r"\$\{?([!#](?=\w))?(\w+|[@*#?$!-]|)(?:\[(\d+|[@*])\])?(:?[-=+?]|\})?")
@@ -40,7 +40,7 @@ NO_WORDS = ("comment", "file_redirect", "heredoc_redirect", "herestring_redirect
 
 
 def parse(text: str) -> Node:
-    """Return the root of the tree of a text of bash, whose sums are rewritten."""
+    """Return the root of the tree of a text of bash, whose arithmetic expressions are rewritten."""
     text = re.sub(r"`#[^`\n]*`|\0|\r(?=\n)", "", text) + "\n"  # a comment in backticks is not in the grammar
     text = ARITHMETIC.sub(lambda found: f'{found[1] and "$("}"((" "{found[2]}"{found[1] and ")"}', text)
     return PARSER.parse(text.encode()).root_node
@@ -143,7 +143,7 @@ class State:
         return names
 
     def total(self, node: Node, text: str) -> str | None:
-        """Return the value of a sum; None if only a run knows, it sets a variable, or Jinja rounds otherwise."""
+        """Return the value of arithmetic; None if only a run knows, it sets a variable, or Jinja rounds otherwise."""
         if changed_names(text):
             self.forget(node, text)
         elif not re.search(r"[/%].*-|-.*[/%]", text):
@@ -191,7 +191,7 @@ class State:
         return words
 
     def _substitution(self, node: Node) -> str:
-        """Return the value of a sum or the folder that `pwd`, `cd X && pwd` or `dirname X` prints; else no text."""
+        """Return the value of arithmetic, or the folder that `pwd`, `cd X && pwd` or `dirname X` prints; else ''."""
         folder = "".join(self.values["."])
         match [self.words(each) if each.type == "command" else [] for each in _commands(node)]:
             case [["((", text]]:

@@ -29,10 +29,9 @@ def encoder_of(family: Family, tokenizer: PreTrainedTokenizerFast, talk: object,
 
 def learned(encoder: Encoder, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """The texts of a conversation that are learned; it must have no fault."""
-    (talk,) = encoder.conversations()
+    _, (marked,) = encoder.conversations()
     assert encoder.faults == {}
-    marked = zip(talk.rest, talk.learned, strict=True)
-    runs = [[token for token, _ in run] for mark, run in groupby(marked, key=lambda pair: pair[1]) if mark]
+    runs = [[*run] for is_learned, run in groupby(marked, key=lambda token: token >= 0) if is_learned]
     return [text_of(tokenizer, run) for run in runs]
 
 

@@ -135,7 +135,7 @@ def test_parts_of_text_mean_the_same_as_the_text(kind: str) -> None:
     family, tokenizer = FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"])
     parts = [{"type": kind, "text": each, "image": None} for each in ("3+", "4=")]
     found = [encoder_of(family, tokenizer, [{"role": "user", "content": each}, *TALK[1:]]) for each in ("3+4=", parts)]
-    assert found[0].conversations() == found[1].conversations() != []
+    assert found[0].conversations() == found[1].conversations() != ([], [])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from rlhf_trainer.rewards.sandboxes import Sandboxes
 from rlhf_trainer.run.worker_specs import setting_of
 from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.types import Batch
-from rlhf_trainer.workers.agents import AgentResponder, EndedEpisode
+from rlhf_trainer.workers.agents import AgentResponder
+from rlhf_trainer.workers.episodes import EndedEpisode
 from rlhf_trainer.workers.rollout import laid_out, stack_parents
 from rlhf_trainer.workers.samples import EPISODES, as_bytes
 from tests.trainer.environments.scripted import END, ScriptedEngine

@@ -19,7 +19,7 @@ from rlhf_trainer.environments.of_job import try_environment
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.function import WrongAnswerError
 from rlhf_trainer.rewards.supervision import AnswerFailure
-from rlhf_trainer.workers.agents import Program
+from rlhf_trainer.workers.agents import Program, ProgramRunner
 from tests.each import each_case
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.agents.stage import Troupe
@@ -54,8 +54,9 @@ def processes() -> set[int]:
 
 def connections(troupe: Troupe) -> list[int]:
     """The ports of the other ends of all sockets of the proxy."""
-    assert troupe.responder._runner
-    port = int(troupe.responder._runner.proxy.url.removesuffix("/v1").rpartition(":")[2])
+    runner = troupe.responder._runner
+    assert isinstance(runner, ProgramRunner)
+    port = int(runner._proxy.url.removesuffix("/v1").rpartition(":")[2])
     found = [each for each in psutil.Process().net_connections("tcp") if each.laddr.port == port]
     return [each.raddr.port if each.raddr else 0 for each in found]
 
@@ -65,7 +66,7 @@ def test_failures_are_counted_and_others_go_on(troupe: Troupe) -> None:
     assert [each.failure for each in failed] == list(FAILED.values())
     assert broken.failure.startswith("run raised ZeroDivisionError: division by zero (")
     assert "user_agents.py:" in broken.failure
-    assert (well.failure, well.reward) == ("", 1.0)
+    assert (well.failure, sum(well.rewards.values())) == ("", 1.0)
     assert troupe.batch["played"].tolist() == [0.0] * 8 + [1.0]
     assert troupe.report.sums["episodes/failed"] == 8
     first = f"tests.trainer.agents.user_agents:run failed in 8 of 9 episodes; the first: {FAILED['nothing']}"
@@ -74,7 +75,7 @@ def test_failures_are_counted_and_others_go_on(troupe: Troupe) -> None:
 
 def test_a_bad_request_gets_a_sentence(troupe: Troupe, tmp_path: Path) -> None:
     (played,) = troupe.play({"does": "misused", "told": str(tmp_path / "told")})
-    assert (played.failure, played.reward, played.facts["calls"]) == ("", 1.0, 1)
+    assert (played.failure, sum(played.rewards.values()), played.facts["calls"]) == ("", 1.0, 1)
     assert (tmp_path / "told").read_text().splitlines() == [
         "413 the request has more than 1048576 bytes",
         "400 the request has a message of role 'user' with a part of type 'image_url'; only texts are read",
@@ -90,7 +91,7 @@ def test_a_bad_request_gets_a_sentence(troupe: Troupe, tmp_path: Path) -> None:
 
 def test_a_closed_connection_ends_its_call(troupe: Troupe) -> None:
     (played,) = troupe.play({"does": "hangs_up"})
-    assert (played.failure, played.reward, played.facts["calls"]) == ("", 1.0, 1)
+    assert (played.failure, sum(played.rewards.values()), played.facts["calls"]) == ("", 1.0, 1)
     assert (played.facts["dropped"], len(troupe.engine.aborted)) == (1, 1)
     assert all(played.response.written), "nothing of the call is kept"
 

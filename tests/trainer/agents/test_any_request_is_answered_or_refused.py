@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rlhf_trainer.agents.conversation import Conversation
-from rlhf_trainer.agents.openai_format import CHAT, COMPLETIONS, RefusalError, object_of, read_request
+from rlhf_trainer.agents.openai_format import CHAT, COMPLETIONS, RefusalError, read_request
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.generation.vllm_engine import Response
 from tests.each import each_case
@@ -54,7 +54,7 @@ def send(talk: Conversation, path: str, **body: Any) -> str:
     try:
         call = talk.begin(read_request(path, given, model="m", sampling={}))
         answer = Response(tokens=[5, 6, 2], log_probs=[-1.0] * 3, finished=True, versions=[1] * 3)
-        json.dumps(object_of(call.request, talk.end(call, answer)))
+        json.dumps(talk.end(call, answer))
     except RefusalError as refusal:
         return str(refusal)
     return "answered"

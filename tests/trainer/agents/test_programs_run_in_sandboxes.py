@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlhf_trainer.workers.agents import EndedEpisode
+from rlhf_trainer.workers.episodes import EndedEpisode
 from tests.trainer.agents.stage import Troupe, answers_on_branches
 from tests.trainer.sandbox_pool import pool
 
@@ -38,14 +38,14 @@ def test_episodes_have_the_calls_and_rewards(troupe: Troupe, episodes: dict[str,
     for name, (calls, branches, reward) in LEARNED.items():
         played = episodes[name]
         assert (played.facts["calls"], played.facts["branches"]) == (calls, branches), name
-        assert reward is None or played.reward == reward, name
+        assert reward is None or sum(played.rewards.values()) == reward, name
     assert answers_on_branches(episodes.values(), troupe.engine.wrote)
 
 
 def test_a_closed_connection_ends_its_call(troupe: Troupe, episodes: dict[str, EndedEpisode]) -> None:
     assert episodes
     (played,) = troupe.play({"does": "hangs_up"})
-    assert (played.failure, played.reward, played.facts["calls"]) == ("", 1.0, 1)
+    assert (played.failure, sum(played.rewards.values()), played.facts["calls"]) == ("", 1.0, 1)
     assert (played.facts["dropped"], len(troupe.engine.aborted)) == (1, 1)
 
 
@@ -53,4 +53,4 @@ def test_a_closed_connection_ends_its_call(troupe: Troupe, episodes: dict[str, E
 def test_a_lost_sandbox_ends_its_episode_only(troupe: Troupe) -> None:
     *lost, well = troupe.play({"does": "quits"}, {"does": "quits_refused"}, {"does": "plain"})
     assert [each.failure for each in lost] == ["ended its process with exit code 3"] * 2
-    assert (well.failure, well.reward) == ("", 1.0)
+    assert (well.failure, sum(well.rewards.values())) == ("", 1.0)

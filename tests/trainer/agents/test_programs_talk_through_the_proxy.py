@@ -12,7 +12,7 @@ import torch
 
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.telemetry import EPISODE, MODEL_CALL, TOOL
-from rlhf_trainer.workers.agents import EndedEpisode
+from rlhf_trainer.workers.episodes import EndedEpisode
 from rlhf_trainer.workers.samples import sample_of, turns_of
 from tests.each import each_case
 from tests.trainer.agents.stage import PROMPT, Troupe, answers_on_branches
@@ -58,7 +58,7 @@ def test_an_episode_has_the_programs_calls_and_reward(episodes: dict[str, EndedE
     played = episodes[name]
     assert played.failure == ""
     assert (played.facts["calls"], played.facts["branches"]) == (calls, branches)
-    assert reward is None or played.reward == reward
+    assert reward is None or sum(played.rewards.values()) == reward
     assert played.response.finished is (name not in ("too_often", "at_most"))
     assert played.response.written[-1]
 
@@ -73,7 +73,9 @@ def test_rows_of_a_batch_are_trees(episodes: dict[str, EndedEpisode], troupe: Tr
         size, start = int(batch["attention_mask"][row].sum()), len(played.prompt)
         assert batch["parents"][row, :start].tolist() == list(range(-1, start - 1))
         assert batch["parents"][row, start:size].tolist() == list(played.response.parents)
-        assert batch["turn_rewards"][row].nonzero()[:, 0].tolist() == ([size - 1] if played.reward else [])
+        assert batch["turn_rewards"][row].nonzero()[:, 0].tolist() == (
+            [size - 1] if sum(played.rewards.values()) else []
+        )
         assert batch["response_mask"][row, start:size].tolist() == [float(each) for each in played.response.written]
     assert batch["played"].tolist() == [1.0] * batch.size
     assert batch["parents"].dtype == torch.int64
@@ -168,7 +170,7 @@ post("/reward", {"reward": 0.25})
     troupe = Troupe(tmp_path, command=["python3", str(tmp_path / "program.py")])
     well, failed = troupe.play({}, {"fails": 1})
     troupe.close()
-    assert (well.reward, well.failure, well.facts["calls"]) == (0.25, "", 1)
+    assert (sum(well.rewards.values()), well.failure, well.facts["calls"]) == (0.25, "", 1)
     assert failed.failure == (
         "run gave no result, as the command ended its process with exit code 1: OSError: no such game"
     )
@@ -189,7 +191,7 @@ def test_a_reward_of_the_manifest_is_not_added_to_by_a_post(tmp_path: Path) -> N
     troupe = Troupe(tmp_path, entrypoint="tests.trainer.agents.user_agents:run", reward={"entrypoint": "a.b:c"})
     posted, nothing = troupe.play({"does": "posts_or_not"}, {"does": "nothing"})
     troupe.close()
-    assert [(each.reward, each.failure) for each in (posted, nothing)] == [(403.0, ""), (0.0, "")]
+    assert [(sum(each.rewards.values()), each.failure) for each in (posted, nothing)] == [(403.0, ""), (0.0, "")]
 
 
 def test_two_runs_of_one_job_sample_by_the_same_seeds(troupe: Troupe) -> None:

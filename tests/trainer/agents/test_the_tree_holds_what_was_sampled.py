@@ -233,15 +233,16 @@ def test_a_text_goes_on_only_with_its_stop(talk: Conversation, prompt: str, ids:
 def test_tokens_are_decoded_alone_for_log_probabilities_only(talk: Conversation, asks: bool) -> None:
     call = talk.begin(Request(prompt=[USER], has_log_probs=asks))
     response = Response(tokens=[101, END], log_probs=[-1.0, -2.0], finished=True, versions=[1, 1])
-    assert talk.end(call, response).pieces == (["a", ""] if asks else ())
+    shown = talk.end(call, response)["choices"][0]["logprobs"]
+    assert (shown and [each["token"] for each in shown["content"]]) == (["a", ""] if asks else None)
 
 
 def test_calls_at_once_share_the_room(talk: Conversation) -> None:
     calls = [talk.begin(Request(prompt=[USER])) for _ in range(3)]
     tokens = [101] * 40
     response = Response(tokens=tokens, log_probs=[-1.0] * 40, finished=False, versions=[1] * 40)
-    assert talk.end(calls[0], response).reason == "length"
-    assert talk.end(calls[1], response).written_tokens == 20
+    assert talk.end(calls[0], response)["choices"][0]["finish_reason"] == "length"
+    assert talk.end(calls[1], response)["usage"]["completion_tokens"] == 20
     with pytest.raises(RefusalError, match=r"other calls .* have taken all of data\.maxResponseTokens"):
         talk.end(calls[2], response)
     assert len(talk.finish(finished=False).tokens) == 60

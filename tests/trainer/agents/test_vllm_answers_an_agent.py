@@ -12,7 +12,8 @@ from transformers import AutoConfig
 from rlhf_trainer.environments.of_job import environments_of
 from rlhf_trainer.run.worker_specs import setting_of
 from rlhf_trainer.types import Batch
-from rlhf_trainer.workers.agents import AgentResponder, EndedEpisode
+from rlhf_trainer.workers.agents import AgentResponder
+from rlhf_trainer.workers.episodes import EndedEpisode
 from rlhf_trainer.workers.samples import as_bytes
 from tests.trainer.agents.stage import PROMPT, TEMPLATE, answers_on_branches, branch_of
 from tests.trainer.generation.conftest import RunRanks, vllm_ranks

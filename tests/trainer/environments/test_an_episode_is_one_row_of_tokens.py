@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,18 +11,20 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf_api.job import Job
 from rlhf_trainer.data.turns import TurnEncoder
+from rlhf_trainer.environments.environments import MAX_EPISODES
 from rlhf_trainer.environments.of_job import environments_of
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.rewards.sandboxes import ADDRESS, Sandboxes
 from rlhf_trainer.rewards.supervision import AnswerFailure, Kind
-from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play, require_some
+from rlhf_trainer.workers.episodes import EndedEpisode, require_some
 from tests.api.cases import made
 from tests.each import each_case
-from tests.trainer.environments.scripted import END, LOG_PROB, ScriptedEngine
+from tests.trainer.environments.scripted import END, LOG_PROB, ScriptedEngine, play_episodes
 from tests.trainer.tiny import EXAMPLE_MODEL
 
 PROMPT = [10, 11, 12]
-LIMITS = EpisodeLimits(prompt_tokens=8, tokens=64, turns=3)
+LIMITS = (8, 64, 3)
+"""Most tokens of a prompt and of an episode, and most turns."""
 
 
 class Immediate:
@@ -33,7 +32,7 @@ class Immediate:
 
     def __init__(self, *said: Any) -> None:
         """said: to the reset and to each step of every episode."""
-        self.said = said
+        self.said, self.most = said, MAX_EPISODES
         self.asked: list[tuple[int, str, Any]] = []
         self.ended: list[int] = []
         self.seeds: list[int] = []
@@ -58,6 +57,9 @@ class Immediate:
         self.ended.append(number)
         return ""
 
+    def ready(self) -> None:
+        pass
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
@@ -69,18 +71,26 @@ def played(
     environment: Any,
     script: Any,
     *,
-    limits: EpisodeLimits = LIMITS,
-    rows: Sequence[dict[str, Any] | None] = ({},),
-) -> tuple[list[Episode], ScriptedEngine]:
+    limits: tuple[int, int, int] = LIMITS,
+    rows: Sequence[bool] = (True,),
+) -> tuple[list[EndedEpisode], ScriptedEngine]:
+    """The episodes of rows, which are padding where False; the seed of a call is 100 x row + turn."""
+
     class Engine(ScriptedEngine):
         pass
 
     Engine.script = staticmethod(script)
-    engine: Any = Engine()
-    episodes = [Episode(list(PROMPT), partial(operator.add, 100 * place), row) for place, row in enumerate(rows)]
-    encoder, ended = TurnEncoder(tokenizer, chat_template="Auto"), list[int]()
-    Play(engine, environment, encoder, limits=limits, ended=ended.append).play(episodes)
-    assert sorted(ended) == [place for place, row in enumerate(rows) if row is not None], "each is told once"
+    engine, ended = Engine(), list[int]()
+    prompts = [list(PROMPT) for _ in rows]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlhf_trainer.workers.episodes.response_seed", lambda _, __, row, turn: 100 * row + turn)
+        episodes = play_episodes(
+            *(tokenizer, engine, environment, prompts),
+            limits=limits,
+            played=rows,
+            ended=lambda row, *_: ended.append(row),
+        )
+    assert sorted(ended) == list(range(len(rows))), "each is told once"
     return episodes, engine
 
 
@@ -97,14 +107,16 @@ def test_ids_are_those_that_were_sampled(tokenizer: PreTrainedTokenizerBase) -> 
     environment = Immediate(None, ("more", 0.5, False), (None, 2.0, True))
     (episode,), engine = played(tokenizer, environment, lambda prompt, seed: [*sampled, END])
     more = tokenizer("more", add_special_tokens=False)["input_ids"]
-    assert episode.tokens == [*sampled, END, *more, *sampled, END]
-    assert episode.written == [True] * 3 + [False] * len(more) + [True] * 3
-    assert episode.log_probs == [LOG_PROB] * 3 + [0.0] * len(more) + [LOG_PROB] * 3
-    assert episode.rewards == [0.0, 0.0, 0.5, *[0.0] * len(more), 0.0, 0.0, 2.0]
-    assert (episode.finished, episode.turns, episode.failure) == (True, 2, "")
+    response = episode.response
+    assert response.tokens == [*sampled, END, *more, *sampled, END]
+    assert response.written == [True] * 3 + [False] * len(more) + [True] * 3
+    assert response.log_probs == [LOG_PROB] * 3 + [0.0] * len(more) + [LOG_PROB] * 3
+    assert episode.rewards == {2: 0.5, 5 + len(more): 2.0}
+    assert (response.finished, episode.facts["calls"], episode.failure) == (True, 2, "")
     assert engine.asked == [(0, PROMPT, 0, 64), (0, [*PROMPT, *sampled, END, *more], 1, 61 - len(more))]
     text = tokenizer.decode(sampled)
-    assert environment.asked == [(0, "reset", {}), (0, "step", text), (0, "step", text)]
+    row = {"prompt": tokenizer.decode(PROMPT), "number": 0}
+    assert environment.asked == [(0, "reset", row), (0, "step", text), (0, "step", text)]
     assert environment.ended == [0]
 
 
@@ -120,8 +132,8 @@ def test_an_episode_goes_on_while_another_environment_thinks(tokenizer: PreTrain
             return now
 
     environment = Slow(None, ("a", 0.0, False), ("b", 0.0, False), (None, 1.0, True))
-    episodes, _ = played(tokenizer, environment, lambda prompt, seed: [5, END], rows=[{}, {}, {}])
-    assert [(each.turns, each.finished) for each in episodes] == [(3, True)] * 3
+    episodes, _ = played(tokenizer, environment, lambda prompt, seed: [5, END], rows=[True] * 3)
+    assert [(each.facts["calls"], each.response.finished) for each in episodes] == [(3, True)] * 3
     assert environment.ended[-1] == 0
 
 
@@ -138,29 +150,30 @@ def test_a_request_is_sent_while_others_are_written(tokenizer: PreTrainedTokeniz
     def script(_: Sequence[int], seed: int) -> list[int]:
         return [5, END] if seed < 100 else [5] * 30 + [END]
 
-    episodes, _ = played(tokenizer, Noting(*answers), script, rows=[{}, {}])
-    assert (order[0], episodes[0].turns) == (0, 3)
+    episodes, _ = played(tokenizer, Noting(*answers), script, rows=[True] * 2)
+    assert (order[0], episodes[0].facts["calls"]) == (0, 3)
 
 
 @each_case(
     ("limits", "expected"),
     [
-        (EpisodeLimits(prompt_tokens=8, tokens=64, turns=2), (2, 0.0 + 1 + 1, False)),
-        (EpisodeLimits(prompt_tokens=8, tokens=5, turns=9), (2, 1.0, False)),  # the second answer is cut
-        (EpisodeLimits(prompt_tokens=8, tokens=4, turns=9), (1, 1.0, False)),  # what is said would leave no room
-        (EpisodeLimits(prompt_tokens=8, tokens=3, turns=9), (1, 1.0, False)),  # there is no room for one
+        ((8, 64, 2), (2, 0.0 + 1 + 1, False)),
+        ((8, 5, 9), (2, 1.0, False)),  # the second answer is cut
+        ((8, 4, 9), (1, 1.0, False)),  # what is said would leave no room
+        ((8, 3, 9), (1, 1.0, False)),  # there is no room for one
     ],
     ids=["turns", "cut", "filled", "full"],
 )
 def test_limits_end_an_episode_with_its_reward_so_far(
-    tokenizer: PreTrainedTokenizerBase, limits: EpisodeLimits, expected: tuple[int, float, bool]
+    tokenizer: PreTrainedTokenizerBase, limits: tuple[int, int, int], expected: tuple[int, float, bool]
 ) -> None:
     environment = Immediate(None, *[("a", 1.0, False)] * 20)
     (episode,), _ = played(tokenizer, environment, lambda prompt, seed: [5, 6, END], limits=limits)
-    assert (episode.turns, sum(episode.rewards), episode.finished) == expected
-    assert len(episode.tokens) <= limits.tokens
-    assert episode.written[-1], "a row ends with an answer, which is what rewards read"
-    assert len(episode.tokens) == len(episode.written) == len(episode.log_probs) == len(episode.rewards)
+    response = episode.response
+    assert (episode.facts["calls"], sum(episode.rewards.values()), response.finished) == expected
+    assert len(response.tokens) <= limits[1]
+    assert response.written[-1], "a row ends with an answer, which is what rewards read"
+    assert len(response.tokens) == len(response.written) == len(response.log_probs)
 
 
 def test_a_failure_ends_that_episode(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -171,10 +184,10 @@ def test_a_failure_ends_that_episode(tokenizer: PreTrainedTokenizerBase) -> None
                 self._ready[-1] = (1, AnswerFailure("raised OSError"))
 
     environment = Failing(None, (None, 1.0, True))
-    episodes, _ = played(tokenizer, environment, lambda prompt, seed: [5, END], rows=[{}, {}, None])
+    episodes, _ = played(tokenizer, environment, lambda prompt, seed: [5, END], rows=[True, True, False])
     assert [each.failure for each in episodes] == ["", "raised OSError", ""]
-    assert [each.finished for each in episodes] == [True, False, False]
-    assert episodes[2].tokens == [], "padding is not played"
+    assert [each.response.finished for each in episodes] == [True, False, False]
+    assert episodes[2].response.tokens == (), "padding is not played"
     assert sorted(environment.ended) == [0, 1]
     assert environment.seeds == [0, 100], "each is of its row"
 
@@ -207,7 +220,7 @@ def test_what_is_far_too_long_is_not_encoded(
 
     monkeypatch.setattr(TurnEncoder, "_encoded", encoded)
     (episode,), _ = played(tokenizer, Immediate(*said), lambda prompt, seed: [5, END])
-    assert (episode.turns, sum(episode.rewards), episode.failure) == expected
+    assert (episode.facts["calls"], sum(episode.rewards.values()), episode.failure) == expected
 
 
 def test_so_many_episodes_are_played_at_a_time_as_have_sandboxes(
@@ -223,9 +236,9 @@ def test_so_many_episodes_are_played_at_a_time_as_have_sandboxes(
             super().begin(number, seed)
             counts.append(len(self.seeds) - len(self.ended))
 
-    limits = replace(LIMITS, episodes=environments.most)
     playing = Counting(None, (None, 1.0, True))
-    played(tokenizer, playing, lambda prompt, seed: [5, END], limits=limits, rows=[{}] * 7)
+    playing.most = environments.most
+    played(tokenizer, playing, lambda prompt, seed: [5, END], rows=[True] * 7)
     assert (max(counts), len(counts)) == (2, 7)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.expert_rows import ExpertRows
-from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play
+from tests.trainer.environments.scripted import play_episodes
 from tests.trainer.generation.conftest import RunRanks, vllm_ranks
 from tests.trainer.generation.engines import END, build, cut
 from tests.trainer.generation.models import model_of, prompts, save_config
@@ -22,7 +19,8 @@ from tests.trainer.generation.models import model_of, prompts, save_config
 __all__ = ["vllm_ranks"]
 
 HERE = "tests.trainer.environments.user_environments"
-LIMITS = EpisodeLimits(prompt_tokens=200, tokens=40, turns=3)
+LIMITS = (200, 40, 3)
+"""Most tokens of a prompt and of an episode, and most turns."""
 EPISODES = 6
 VOCAB_SIZE = 512
 """Of the tokenizer, which encodes what the environment says."""
@@ -43,17 +41,13 @@ def play(folder: str, groups: list[list[int]]) -> list[dict[str, Any]]:
     engine.load_weights(cut(weights, holds := engine.held_shards()), holds)
     engine.wake_cache()
     path, judging = "job: spec.rollout.environment", [f"{HERE}:Judging"]
-    environments = Environments(judging, arguments={}, seconds=60, path=path) if engine.is_first else None
-    encoder = TurnEncoder(AutoTokenizer.from_pretrained(folder), chat_template="Auto")
-    episodes = [
-        Episode(prompt, partial(operator.add, 100 * row), {"prompt": ""})
-        for row, prompt in enumerate(prompts(0)[:EPISODES])
-    ]
-    Play(engine, environments, encoder, limits=LIMITS).play(episodes)
-    if environments:
-        environments.close()
-    found = [{name: value for name, value in vars(each).items() if name != "seed"} for each in episodes]
+    environments = Environments(judging, arguments={}, seconds=60, path=path)
+    tokenizer, given = AutoTokenizer.from_pretrained(folder), prompts(0)[:EPISODES]
+    episodes = play_episodes(tokenizer, engine, environments, given, limits=LIMITS, folder=Path(folder))
+    environments.close()
+    found = [vars(each.response) | vars(each) for each in episodes]
     for each in found:
+        del each["response"]
         tokens = torch.tensor([[*each["prompt"], *each["tokens"]]])
         chosen.clear()
         with torch.no_grad():
@@ -77,7 +71,7 @@ def played(kind: str, ranks: int, folder: Path, vllm_ranks: RunRanks) -> list[di
     found: list[list[dict[str, Any]]] = vllm_ranks(ranks, play, str(folder), [list(range(ranks))])
     one, *others = found
     assert all(other == one for other in others)
-    assert any(each["turns"] == 2 for each in one)
+    assert any(each["facts"]["calls"] == 2 for each in one)
     return one
 
 
@@ -94,8 +88,8 @@ def test_an_answer_goes_on_after_all_that_came_before(ranks: int, tmp_path: Path
     one = played("llama", ranks, tmp_path / "model", vllm_ranks)
     for each in one:
         assert not each["failure"]
-        assert len(each["tokens"]) <= LIMITS.tokens
+        assert len(each["tokens"]) <= LIMITS[1]
         for log_prob, expected, written in zip(each["log_probs"], each["of the model"], each["written"], strict=True):
             assert log_prob == pytest.approx(expected if written else 0.0, abs=1e-4)
-        if each["turns"] == 2:
+        if each["facts"]["calls"] == 2:
             assert each["finished"] == (each["tokens"][-1] == END)

@@ -287,7 +287,9 @@ def test_honest_servers_are_asked_as_our_own_engine_is(servers: Endpoints, stubs
     assert servers.found() == [], "they are the ones that have joined"
     for stub in stubs:
         stub.seen.clear()
-    made = servers.generate([[5], [6, 7]], [11, 12], max_tokens=8)
+    ended: dict[int, Any] = {}
+    made = servers.generate([[5], [6, 7]], [11, 12], max_tokens=8, ended=ended.__setitem__)
+    assert ended == dict(enumerate(made)), "each is told with its number"
     assert [(list(each.tokens), list(each.log_probs), each.finished) for each in made] == [
         (TOKENS, LOG_PROBS, True)
     ] * 2

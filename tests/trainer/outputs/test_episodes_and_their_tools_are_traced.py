@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.of_job import environments_of
 from rlhf_trainer.outputs import spans as otel
 from rlhf_trainer.outputs.display import Display
@@ -23,10 +22,9 @@ from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.step_metrics import repeats
 from rlhf_trainer.telemetry import EPISODE_PHASES, StepReport, recorder, report_of
-from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.agents.stage import TEMPLATE
-from tests.trainer.environments.scripted import END, ScriptedEngine
+from tests.trainer.environments.scripted import END, ScriptedEngine, play_episodes
 from tests.trainer.jobs import job
 from tests.trainer.outputs.collector import Collector, assert_same, in_microseconds, traced
 from tests.trainer.outputs.conftest import DATA, MODEL, step_report
@@ -34,7 +32,6 @@ from tests.trainer.tiny import EXAMPLE_MODEL
 
 NOBODY = "http://127.0.0.1:9"
 ADD = '<tool_call>{"name": "add", "arguments": {"one": 2, "other": 3}}</tool_call>'
-LIMITS = EpisodeLimits(prompt_tokens=8, tokens=400, turns=3)
 EPISODES = 3
 
 
@@ -63,16 +60,15 @@ def step_of_episodes(folder: Path) -> StepReport:
     class Engine(ScriptedEngine):
         script = staticmethod(lambda prompt, seed: [*calls, END] if len(prompt) <= 3 else [5, END])
 
-    environments, encoder = environments_of(grpo(folder, NOBODY)), TurnEncoder(tokenizer, chat_template="Auto")
+    environments = environments_of(grpo(folder, NOBODY))
     environments.ready()
     recorder.drain()
     began = time.time()
-    episodes = [Episode([10, 11, 12], lambda turn: turn, {"prompt": ""}) for _ in range(EPISODES)]
     with recorder.span("generation", "actor.generate_sequences"):
-        engine: Any = Engine()
-        Play(engine, environments, encoder, limits=LIMITS).play(episodes)
+        prompts = [[10, 11, 12] for _ in range(EPISODES)]
+        episodes = play_episodes(tokenizer, Engine(), environments, prompts, limits=(8, 400, 3))
     environments.close()
-    assert [(each.turns, each.failure) for each in episodes] == [(2, "")] * EPISODES
+    assert [(each.facts["calls"], each.failure) for each in episodes] == [(2, "")] * EPISODES
     return report_of(1, began, [recorder.drain()], repeats)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from typing import Any
 
-from rlhf_trainer.agents.openai_format import Answer, RefusalError, Request, answer_message, few_names, refusing
+from rlhf_trainer.agents.openai_format import RefusalError, Request, answer_message, few_names, object_of, refusing
 from rlhf_trainer.chat import ASSISTANT, ChatMessage, name_of, read_message
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
@@ -160,8 +160,8 @@ class Conversation:
         self._calls.append(call)
         return call
 
-    def end(self, call: Call, response: Response) -> Answer:
-        """Add the engine's response to the tree, and return it as the answer of a call.
+    def end(self, call: Call, response: Response) -> dict[str, Any]:
+        """Add the engine's response to the tree, and return the call's answer as JSON.
 
         Calls that are answered at the same time share the room for tokens; an answer is cut where the room ends.
         """
@@ -179,13 +179,13 @@ class Conversation:
             self.limit = self.limit or "an answer was cut off by data.maxResponseTokens"
         message = answer_message(text, may_call=bool(call.request.tools))
         call.answer = read_message(message)
-        return Answer(
-            message=message,
+        pieces = self._encoder.pieces(tokens) if call.request.has_log_probs else []
+        return object_of(
+            call.request,
+            message,
             reason="stop" if is_stopped else "length",
-            prompt_tokens=len(call.prompt),
-            written_tokens=len(tokens),
-            pieces=self._encoder.pieces(tokens) if call.request.has_log_probs else (),
-            log_probs=response.log_probs[: len(tokens)],
+            tokens=(len(call.prompt), len(tokens)),
+            log_probs=list(zip(pieces, response.log_probs, strict=False)),
         )
 
     def finish(self, *, finished: bool) -> Response:

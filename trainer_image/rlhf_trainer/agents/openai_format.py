@@ -1,4 +1,4 @@
-"""OpenAI's format: what a program sends to the proxy becomes a `Request`, and an `Answer` becomes JSON."""
+"""OpenAI's format: what a program sends to the proxy becomes a `Request`, and an answer becomes JSON."""
 
 import json
 import re
@@ -71,20 +71,6 @@ class Request:
     def characters(self) -> int:
         """Number of characters of prompt and tools; BadValueError if they are nested too deep."""
         return sum(map(len, texts_in([self.prompt, self.tools])))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """Answer of the model to a request."""
-
-    message: ChatMessage
-    """The answer as a message; with completions its content is the text."""
-    reason: Literal["stop", "length"]
-    prompt_tokens: int
-    written_tokens: int
-    pieces: Sequence[str]
-    """Text of each token of the answer; empty if the request does not ask for log-probabilities."""
-    log_probs: Sequence[float]
 
 
 @contextmanager
@@ -183,35 +169,41 @@ def answer_message(text: str, *, may_call: bool) -> ChatMessage:
     return {"role": ASSISTANT, "content": CALL.sub("", text).strip() or None, "tool_calls": calls}
 
 
-def object_of(request: Request, answer: Answer) -> dict[str, Any]:
-    """Return the JSON object of an answer; for a stream, the JSON of its only event."""
+def object_of(
+    request: Request,
+    message: ChatMessage,
+    *,
+    reason: Literal["stop", "length"],
+    tokens: tuple[int, int],
+    log_probs: Sequence[tuple[str, float]],
+) -> dict[str, Any]:
+    """Return the JSON object of an answer; for a stream, the JSON of its only event.
+
+    message: the answer; with completions its content is the text; tokens: number of the prompt's, and of the answer's;
+    log_probs: text and log-probability of each token of the answer, which are sent if the request asks for them.
+    """
     is_chat = not isinstance(request.prompt, str)
     kind = f"chat.completion{'.chunk' * request.streams}" if is_chat else "text_completion"
     name = "delta" if request.streams else "message"
-    content = {name: answer.message} if is_chat else {"text": answer.message["content"]}
-    log_probs = (_log_probs if is_chat else _log_probs_of_text)(answer) if request.has_log_probs else None
-    is_call = "tool_calls" in answer.message and answer.reason == "stop"
-    reason = "tool_calls" if is_call else answer.reason
+    content = {name: message} if is_chat else {"text": message["content"]}
+    shown = (_log_probs if is_chat else _log_probs_of_text)(log_probs) if request.has_log_probs else None
+    why = "tool_calls" if "tool_calls" in message and reason == "stop" else reason
     return {
         "id": f"{kind}-{uuid4().hex}",
         "object": kind,
         "created": int(time.time()),
         "model": MODEL,
-        "choices": [{"index": 0, **content, "finish_reason": reason, "logprobs": log_probs}],
-        "usage": {
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.written_tokens,
-            "total_tokens": answer.prompt_tokens + answer.written_tokens,
-        },
+        "choices": [{"index": 0, **content, "finish_reason": why, "logprobs": shown}],
+        "usage": {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)},
     }
 
 
-def _log_probs(answer: Answer) -> dict[str, Any]:
-    tokens = zip(answer.pieces, answer.log_probs, strict=True)
+def _log_probs(tokens: Sequence[tuple[str, float]]) -> dict[str, Any]:
     given = [{"token": piece, "logprob": each, "bytes": list(piece.encode(errors="replace"))} for piece, each in tokens]
     return {"content": [{**each, "top_logprobs": []} for each in given]}
 
 
-def _log_probs_of_text(answer: Answer) -> dict[str, Any]:
-    offsets = list(accumulate(map(len, answer.pieces), initial=0))[:-1]
-    return {"tokens": answer.pieces, "token_logprobs": answer.log_probs, "top_logprobs": None, "text_offset": offsets}
+def _log_probs_of_text(tokens: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    pieces, log_probs = [piece for piece, _ in tokens], [each for _, each in tokens]
+    offsets = list(accumulate(map(len, pieces), initial=0))[:-1]
+    return {"tokens": pieces, "token_logprobs": log_probs, "top_logprobs": None, "text_offset": offsets}

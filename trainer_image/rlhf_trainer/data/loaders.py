@@ -29,7 +29,7 @@ from rlhf_trainer.chat import EndTokens
 from rlhf_trainer.data.order import MAX_SOURCES, Order
 from rlhf_trainer.data.own_data import own_order
 from rlhf_trainer.data.ragged import Ragged
-from rlhf_trainer.data.reading import CompletionReader, LabelledReader, PairReader, Reader, RowCheck, SafetyPairReader
+from rlhf_trainer.data.reading import CompletionReader, PairReader, Reader, RowCheck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class Loader:
     """Class of the loader's readers; each data set has one reader."""
     fields: ClassVar[tuple[str, ...]]
     """Names of the tensors of a step's batch; the method `batch` also returns `row`."""
-    labels: ClassVar[tuple[str, ...]] = ()
-    """Names of the tensors among `fields` that hold the reader's labels, float32 [B], 1 or 0."""
+    labels: ClassVar[Mapping[str, str]] = {}
+    """Name of a tensor of labels, float32 [B], 1 or 0 -> field of a data source (`Rows`) that names their column."""
 
     def __init__(
         self,
@@ -84,7 +84,12 @@ class Loader:
         self.path = path
         """Field of the manifest that names the data, such as `spec.data.train`."""
         limits = spec.data.model_copy(update={"prompt_template": None, "system_prompt": None} if endless else {})
-        options: dict[str, Any] = {"limits": limits, "ends": ends, "check": check}
+        options: dict[str, Any] = {
+            "limits": limits,
+            "labels": tuple(self.labels.values()),
+            "ends": ends,
+            "check": check,
+        }
         self.readers = [
             self.reader(each, tokenizer, path=place, **options, **self._further(each, spec, tools))
             for place, each in source.sources(path).items()
@@ -261,9 +266,8 @@ class LabelledLoader(CompletionLoader):
     Also the tensors `mismatched`, a text made of the row's prompt and the response of the batch's next row.
     """
 
-    reader = LabelledReader
     mismatched = ("mismatched_tokens", "mismatched_mask", "mismatched_response_mask")
-    labels = ("desirable",)
+    labels: ClassVar[Mapping[str, str]] = {"desirable": "label_key"}
     fields = (*CompletionLoader.fields, *mismatched, *labels)
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
@@ -299,8 +303,7 @@ class PairLoader(Loader):
 class SafetyPairLoader(PairLoader):
     """Loader of pairs as in PairLoader, with safety labels: `chosen_safe`, `rejected_safe` [B], 1 (safe) or 0."""
 
-    reader = SafetyPairReader
-    labels = ("chosen_safe", "rejected_safe")
+    labels: ClassVar[Mapping[str, str]] = {"chosen_safe": "chosen_safe_key", "rejected_safe": "rejected_safe_key"}
     fields = (*PairLoader.fields, *labels)
 
 

@@ -38,8 +38,6 @@ class Reader:
 
     responses: ClassVar[tuple[str, ...]] = ()
     """Fields of a manifest's data source (`Rows`) that name the columns of responses."""
-    labels: ClassVar[tuple[str, ...]] = ()
-    """Fields of a manifest's data source (`Rows`) that name columns of labels, true or false."""
 
     def __init__(
         self,
@@ -48,6 +46,7 @@ class Reader:
         *,
         path: str,
         limits: Data,
+        labels: Sequence[str] = (),
         columns: Sequence[str] = (),
         verified: Mapping[str, str] = MappingProxyType({}),
         tools: Sequence[Mapping[str, Any]] = (),
@@ -56,10 +55,11 @@ class Reader:
     ) -> None:
         """Keep the options. path: field of the source in the manifest, such as "spec.data.train"; limits: `spec.data`.
 
-        columns: further columns, which `further` returns unchanged. verified: further column -> field of the manifest
-        that reads it; a row without a reference answer in it is bad. tools: tool definitions of every row, unless the
-        source has a tools_key. ends: tokens that end a response, by default those of the tokenizer and its template
-        alone. check: finds the rows whose `verified` columns are of no use.
+        labels: fields of the source that name columns of labels, true or false. columns: further columns, which
+        `further` returns unchanged. verified: further column -> field of the manifest that reads it; a row without a
+        reference answer in it is bad. tools: tool definitions of every row, unless the source has a tools_key. ends:
+        tokens that end a response, by default those of the tokenizer and its template alone. check: finds the rows
+        whose `verified` columns are of no use.
         """
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
         self.dropped = 0
@@ -73,7 +73,7 @@ class Reader:
         self.named: list[str] = []
         """Sentences on the first MAX_NAMED_ROWS bad rows, for error messages."""
         self._tokenizer, self._limits, self._tools, self._ends = tokenizer, limits, tools, ends
-        self._check = check
+        self._labels, self._check = labels, check
         self._instructed = dict.fromkeys(prompt_template(limits.prompt_template)[1], "spec.data.promptTemplate")
         self.numbers = array("q")
         """Row numbers, in the data set as opened, of the rows that are kept."""
@@ -139,7 +139,7 @@ class Reader:
 
     def fields(self) -> tuple[str, ...]:
         """Return the fields of the source that name the columns to read; the prompt's comes first."""
-        return (self._prompt_key, *self.responses, *self.labels, *(("tools_key",) if self.source.tools_key else ()))
+        return (self._prompt_key, *self.responses, *self._labels, *(("tools_key",) if self.source.tools_key else ()))
 
     def _tokenised(self, rows: OpenedRows) -> Iterator[tuple[int, Encoder, list[list[Ids]]]]:
         """Tokenise ROWS_AT_ONCE rows at a time; yields (index of the first row, encoder, results of `_encoded`)."""
@@ -169,7 +169,7 @@ class Reader:
         """Return the token ids of the prompts and of each kind of response, and each kind of label."""
         prompts = encoder.prompts()
         replies = [encoder.responses(column(key), prompts) for key in self.responses]
-        return [prompts, *replies, *[encoder.labels(column(key)) for key in self.labels]]
+        return [prompts, *replies, *[encoder.labels(column(key)) for key in self._labels]]
 
     def _kept(self, opened: OpenedRows, first: int, encoder: Encoder, texts: list[list[Ids]]) -> list[Ragged]:
         """Return the token ids of rows that are good and within the limits; count other rows, or raise a DataError."""
@@ -244,19 +244,7 @@ class CompletionReader(Reader):
         """Encode as the base class does; in a conversation a token outside the loss, as of a user's turn, is ~token."""
         if not self.source.messages_key:
             return super()._encoded(encoder, column)
-        found = encoder.conversations()
-        marked = [zip(talk.rest, talk.learned, strict=True) for talk in found]
-        return [
-            [talk.prompt for talk in found],
-            [[token if is_learned else ~token for token, is_learned in row] for row in marked],
-            *[encoder.labels(column(key)) for key in self.labels],
-        ]
-
-
-class LabelledReader(CompletionReader):
-    """Reader of prompts with a response, and of labels that say whether the response is desirable."""
-
-    labels = ("label_key",)
+        return [*encoder.conversations(), *[encoder.labels(column(key)) for key in self._labels]]
 
 
 class PairReader(Reader):
@@ -279,9 +267,3 @@ class PairReader(Reader):
         second = pairs.pop().flat > 0
         ordered = [swapped(one, other, second) for one, other in zip(pairs[::2], pairs[1::2], strict=True)]
         return [prompts, *(side for pair in ordered for side in pair)]
-
-
-class SafetyPairReader(PairReader):
-    """Reader of pairs of responses, and of labels that say whether each response is safe."""
-
-    labels = ("chosen_safe_key", "rejected_safe_key")

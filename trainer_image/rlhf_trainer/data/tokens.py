@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -52,16 +52,6 @@ class Fault:
     field: str
     what: str
     """Text of the reason, which follows the row's place in a sentence."""
-
-
-class Conversation(NamedTuple):
-    """Token ids of a whole conversation."""
-
-    prompt: Ids
-    """Token ids before the first answer that counts in the loss."""
-    rest: Ids
-    learned: Ids
-    """Loss mask of `rest`: 1 for each token of an answer that counts, its end token included; else 0."""
 
 
 class Encoder:
@@ -139,22 +129,25 @@ class Encoder:
                 found[index] = self._tokenizer(chat + (texts[index] or ""), verbose=False)["input_ids"]
         return found
 
-    def conversations(self) -> list[Conversation]:
-        """Return the prompts as conversations that end with an answer; all answers count in the loss.
+    def conversations(self) -> tuple[list[Ids], list[Ids]]:
+        """Return (ids before the first answer that counts in the loss, other ids) of prompts that end with an answer.
 
-        Each answer before the last is found in the rendering of the last one's prompt. An answer that is not found, or
-        that lacks its thoughts there, does not count: `notes` says so.
+        All answers count, with their end tokens; any other token among the other ids is ~token. Each answer before the
+        last is found in the rendering of the last one's prompt. An answer that is not found, or that lacks its thoughts
+        there, does not count: `notes` says so.
         """
         prompts, values = self.prompts(), self._prompts.values
         self._each(self._prompts, lambda index: require(isinstance(values[index], list), "is no conversation"))
         replies = self.responses(self._prompts, prompts)
         masks = self._each(self._prompts, lambda index: self._earlier_mask(index, len(prompts[index])))
-        found = []
+        starts, rests = list[Ids](), list[Ids]()
         for prompt, reply, earlier in zip(prompts, replies, masks, strict=True):
             whole, learned = [*prompt, *reply], [*(earlier or [0] * len(prompt)), *[1] * len(reply)]
             start = learned.index(1)
-            found.append(Conversation(whole[:start], whole[start:], learned[start:]))
-        return found
+            pairs = zip(whole[start:], learned[start:], strict=True)
+            starts.append(whole[:start])
+            rests.append([token if is_learned else ~token for token, is_learned in pairs])
+        return starts, rests
 
     def labels(self, labels: Column) -> list[Ids]:
         """Return [1] or [0] for each row of a column of labels, whose cells are keys of `LABELS`."""

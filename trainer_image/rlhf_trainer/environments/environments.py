@@ -325,11 +325,7 @@ def _step(found: Any) -> list[Any]:
     if not isinstance(found, tuple | list) or len(found) != 3:
         raise WrongAnswerError(f"{kind_of(found)}, expected (observation, reward, done)")
     observation, reward, done = found
-    try:
-        number = number_of(reward)
-    except ValueError as error:
-        raise WrongAnswerError(f"as reward {error}") from None
-    if number is None:
+    if (number := _reward(reward)) is None:
         raise WrongAnswerError("as reward None, expected a number")
     if not done and observation is None:
         raise WrongAnswerError("no observation, but the episode is not done")
@@ -337,9 +333,9 @@ def _step(found: Any) -> list[Any]:
 
 
 def _reward(found: Any) -> float | None:
-    """Check what an agent's program returned: a number, None, or a mapping with one of them as `reward`."""
+    """Check a reward, which is a number or None; returns it as a float or None."""
     try:
-        return number_of(found.get("reward") if isinstance(found, Mapping) else found)
+        return number_of(found)
     except ValueError as error:
         raise WrongAnswerError(f"as reward {error}") from None
 
@@ -359,13 +355,14 @@ def _messages(found: Any) -> Any:
 ANSWERS: Mapping[str, Callable[[Any], Any]] = {
     "reset": _messages,
     "step": _step,
-    "run": _reward,
+    "run": lambda found: _reward(found.get("reward") if isinstance(found, Mapping) else found),
     "check": lambda found: found,
     "schemas": lambda found: found,
 }
 """Method of an environment -> check that returns the method's result as JSON values; the last two are not checked.
 
-The episode's process checks, so that a failure names the user's line, and the trainer does, which trusts no process.
+A program's `run` may return its reward in a mapping, as `reward`. The episode's process checks a result, so that a
+failure names the user's line, and the trainer checks it again, as it trusts no process.
 """
 
 

@@ -7,8 +7,7 @@ import asyncio
 import json
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -173,8 +172,19 @@ class Endpoints:
         ended: Callable[[int, Response], None] = lambda *_: None,
     ) -> list[Response]:
         """Generate responses as `GenerationEngine.generate` does; EnvironmentProblem once no server is left."""
-        sampling = [self._sampling(seed=seed, max_tokens=max_tokens, greedy=greedy) for seed in seeds]
-        return asyncio.run(self._generate(prompts, sampling, ended))
+
+        async def respond(client: httpx.AsyncClient, number: int) -> Response:
+            sampling = self._sampling(seed=seeds[number], max_tokens=max_tokens, greedy=greedy)
+            response = await self._respond(client, prompts[number], sampling)
+            ended(number, response)
+            return response
+
+        async def respond_to_all() -> list[Response]:
+            async with _client() as client:
+                calls = [partial(respond, client, number) for number in range(len(prompts))]
+                return await gather(calls, concurrency=MAX_REQUESTS)
+
+        return asyncio.run(respond_to_all())
 
     async def _examined(self) -> list[list[Facts] | TrainerError]:
         async with _client() as client:
@@ -213,21 +223,6 @@ class Endpoints:
             answers = await asyncio.gather(*requests)
             await asyncio.gather(*(_post(client, server, FORGET, None) for server in joined))
         return [result for answer in answers for result in answer["results"]]
-
-    async def _generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sequence[Mapping[str, Any]],
-        ended: Callable[[int, Response], None],
-    ) -> list[Response]:
-        async def respond(number: int) -> Response:
-            response = await self._respond(client, prompts[number], sampling[number])
-            ended(number, response)
-            return response
-
-        async with _client() as client:
-            calls = [partial(respond, number) for number in range(len(prompts))]
-            return await gather(calls, concurrency=MAX_REQUESTS)
 
     async def _respond(self, client: httpx.AsyncClient, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Response:
         """Get a response from the server with the fewest requests; if it is lost, from another, with the same seed."""
@@ -279,11 +274,9 @@ class Endpoints:
         return EnvironmentProblem(f"{self._path}: no server is left that generates ({why})")
 
 
-@asynccontextmanager
-async def _client() -> AsyncIterator[httpx.AsyncClient]:
+def _client() -> httpx.AsyncClient:
     transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None), socket_options=KEEPALIVE)
-    async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=ANSWER_SECONDS), transport=transport) as client:
-        yield client
+    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=ANSWER_SECONDS), transport=transport)
 
 
 async def _post(

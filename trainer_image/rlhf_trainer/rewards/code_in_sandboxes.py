@@ -43,7 +43,7 @@ def score(prompts: list[str], responses: list[str], finished: list[bool], /, **g
 
 
 def _judged(sandboxes: Sandboxes, verifier: Code, until: float, item: tuple[str, Any]) -> dict[str, float | None]:
-    """Return the score of (code, tests). Code whose sandbox is lost has another one; it may have caused the loss."""
+    """Return the score of (code, tests). If the sandbox is lost, perhaps by the code, the code gets another one."""
     code, tests = item
     limits = [verifier.seconds, verifier.memory_mebibytes * MEBIBYTE]
     files = {**sources(MODULES), "item.json": json.dumps([code, tests, *limits])}

@@ -54,7 +54,7 @@ def read_tests(value: Any) -> list[Test]:
 
 
 def unpacked(value: Any, starts: tuple[str, ...] = ("[", "{")) -> Any:
-    """Return the value of a text that is JSON or a Python literal and starts so; any other value as it is."""
+    """Return the value of a text that is JSON or a Python literal with one of `starts`; any other value as it is."""
     for read in (json.loads, ast.literal_eval) if isinstance(value, str) and value.strip().startswith(starts) else ():
         with suppress(ValueError, SyntaxError, RecursionError):
             return read(value.strip())

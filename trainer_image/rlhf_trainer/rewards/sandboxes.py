@@ -61,7 +61,7 @@ class Sandboxes:
     host: str
     port: int
     warm: int
-    """Number of pods that wait or work, or a rank's share of it: so many commands at a time find one soon."""
+    """Number of pods that wait or work, divided by the ranks that share them: commands that run at a time."""
     seconds: float
     """Longest time of a command in its pod."""
 

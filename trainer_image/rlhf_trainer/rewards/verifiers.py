@@ -33,7 +33,7 @@ SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Word after a number -> exponent of ten."""
 WORD = "((?:m|b|tr)illion|thousand)"
 SCALED = re.compile(rf"(?<![\d,])(\d[\d,]*(?:\.\d+)?)(?:\s|\\[,;! ])*(?:\\text\{{\s*{WORD}\}}|(\\text\{{\s*)?{WORD}\b)")
-"""Pattern of a number with such a word."""
+"""Pattern of a number with a word of SCALES after it."""
 NUMBERS: Final[Mapping[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = {
     re.compile("[\u2212\u00d7\u00b7]"): lambda match: {"\u2212": "-", "\u00d7": "\\times "}.get(match[0], "\\cdot "),
     re.compile("[\u00bc-\u00be\u2150-\u215e]"): lambda match: f" {_ascii(match)}",
@@ -55,7 +55,7 @@ UNIT = re.compile(r"(?:\\text\{)?\s*([-+]?[\d.,]+)\s+((?:[A-Za-z][A-Za-z ]{2,}|[
 """Pattern of a number with words for its unit."""
 COMMANDS = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|sqrt|infinity")
 WORDS = re.compile(r"(?:[A-Z][a-z]{2,}\.? \d.*|\D*[A-Za-z]{4}\D*|.*\d [A-Za-z]{4}.*\d [A-Za-z]{4}.*|[A-Za-z]{3})")
-"""Pattern of an answer in words, such as a date, but for commands of LaTeX."""
+"""Pattern of an answer in words, such as a date; it is tried after COMMANDS of LaTeX are removed."""
 ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*)</answer>")
 MAX_LANES, MAX_SOLUTIONS = 32, 3
 """Most child processes that judge at a time, and most solutions of a row that are tried."""

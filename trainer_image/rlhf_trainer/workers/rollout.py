@@ -71,7 +71,7 @@ class Generation:
         self._spec, self._tokenizer, self._generator = setting.job.spec, tokenizer, generator
         self._agree_on_width, self._costs = agree_on_width, costs
         self.engine = None if isinstance(generator, Endpoints) else generator
-        self._episodes: EpisodeResponder | AgentResponder | None = None
+        self._episodes: EpisodeResponder | None = None
         self._has_agent = self._spec.rollout.agent is not None
         if self.engine and environments:
             responder = AgentResponder if self._has_agent else EpisodeResponder

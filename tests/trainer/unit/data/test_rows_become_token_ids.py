@@ -1,5 +1,7 @@
 """Prompts and responses become the ids that the model sees, with a chat template and without."""
 
+from itertools import groupby
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -154,17 +156,11 @@ def test_contents_in_parts_are_one_text(chat: PreTrainedTokenizerFast) -> None:
 def learned(messages: object, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str, list[str]]:
     """(prompt, rest, runs of learned tokens) of a conversation, as texts."""
     encoder = encoder_of([messages], tokenizer)
-    (found,) = encoder.conversations()
+    (prompt,), (marked,) = encoder.conversations()
     assert encoder.faults == {}
-    runs: list[list[int]] = []
-    previous = 0
-    for token, mark in zip(found.rest, found.learned, strict=True):
-        if mark and not previous:
-            runs.append([])
-        if mark:
-            runs[-1].append(token)
-        previous = mark
-    return tokenizer.decode(found.prompt), tokenizer.decode(found.rest), [tokenizer.decode(run) for run in runs]
+    runs = [[*run] for is_learned, run in groupby(marked, key=lambda token: token >= 0) if is_learned]
+    rest = [max(token, ~token) for token in marked]
+    return tokenizer.decode(prompt), tokenizer.decode(rest), [tokenizer.decode(run) for run in runs]
 
 
 TALK = [SYSTEM, USER, REPLY, {"role": "user", "content": "sing"}, {"role": "assistant", "content": "la la"}]
@@ -204,9 +200,9 @@ def test_a_tool_call_needs_no_content(chat: PreTrainedTokenizerFast) -> None:
     talk = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2"}, REPLY]
     tools = Column(field="toolsKey", values=[[{"type": "function", "function": {"name": "add"}}]])
     encoder = Encoder(Column(field="messagesKey", values=[talk]), chat, chat_template="Auto", tools=tools)
-    (found,) = encoder.conversations()
+    (prompt,), (marked,) = encoder.conversations()
     assert encoder.faults == {}
-    text = chat.decode([*found.prompt, *found.rest])
+    text = chat.decode([*prompt, *(max(token, ~token) for token in marked)])
     assert text.startswith("[add]<|user|>hi</s>")
     assert "'name': 'add'" in text
 
