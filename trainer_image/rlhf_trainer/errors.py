@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from rlhf_api.exit_codes import ExitCode
 
 EXTRAS = {"matplotlib": "plots"} | dict.fromkeys(("wandb", "mlflow", "opentelemetry"), "trackers")
-"""Package of others -> the extra of rlhf-operator that brings it."""
+"""Third-party package -> extra of rlhf-operator that installs it."""
 
 
 class TrainerError(Exception):

@@ -48,7 +48,7 @@ from rlhf_trainer.run_folder.lock import only_run_in
 from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.training import compression, distributed
 from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.types import Batch, Transfer, transfers_of
+from rlhf_trainer.types import Batch, Transfer
 
 PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostModel", "dpo": "DPO", "kto": "KTO"}
 
@@ -70,9 +70,9 @@ class RankValues:
 class LocalModel:
     """A worker with the interface of a `ModelHandle`, whose calls run at once, in this process, on this rank's rows."""
 
-    def __init__(self, worker: Any, layout: ParallelSizes, transfers: Mapping[str, Transfer] | None = None) -> None:
-        """Offer the worker's methods; transfers: their transfer declarations, by default those of the class."""
-        for name, transfer in (transfers or transfers_of(type(worker))).items():
+    def __init__(self, worker: Any, layout: ParallelSizes, transfers: Mapping[str, Transfer]) -> None:
+        """Offer the worker's methods; transfers: their transfer declarations."""
+        for name, transfer in transfers.items():
             setattr(self, name, partial(self._call, getattr(worker, name), transfer, layout))
 
     @staticmethod

@@ -24,7 +24,7 @@ class UploadPace:
         self._wait = wait or self._lifted.wait
 
     def take(self, size: int) -> None:
-        """Wait until `size` bytes have come into the bucket, one process after the other."""
+        """Wait until the bucket has tokens for `size` bytes; the processes of a node wait one after the other."""
         if self._lifted.is_set():
             return
         with self._bucket.open("a") as file:
@@ -32,5 +32,5 @@ class UploadPace:
             self._wait(size / self._rate)
 
     def lift(self) -> None:
-        """Send the rest as fast as it goes: a step, or the end of the run, waits for it."""
+        """Remove the limit for the rest of the upload, as a step or the end of the run waits for it."""
         self._lifted.set()

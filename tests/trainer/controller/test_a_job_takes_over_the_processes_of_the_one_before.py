@@ -104,11 +104,11 @@ def test_the_first_job_finds_the_prepared_process(
     slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = tmp_path / "prepared"
-    monkeypatch.setattr(run_slots, "import_workers_and_data", partial(write_process, prepared))
+    monkeypatch.setattr(run_slots, "import_workers", partial(write_process, prepared))
     slots.prepare(placed_on("all"), home="actor", deadline=DEADLINE)
     with job(slots, "first", tmp_path) as actor:
         assert process_of(actor, "first") == int(prepared.read_text())
 
 
-def write_process(file: Path) -> None:
-    file.write_text(str(os.getpid()))
+def write_process(file: Path, *, reads_data: bool) -> None:
+    file.write_text(str(os.getpid() * reads_data))

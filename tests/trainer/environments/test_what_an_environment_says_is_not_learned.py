@@ -26,7 +26,7 @@ from rlhf_trainer.run.worker_specs import helper_specs, model_spec, setting_of
 from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training.models import inner
-from rlhf_trainer.types import Batch
+from rlhf_trainer.types import Batch, transfers_of
 from rlhf_trainer.workers import rollout, samples
 from rlhf_trainer.workers.data import DataWorker
 from tests.trainer.environments.scripted import END, ScriptedEngine
@@ -89,7 +89,7 @@ def step(asked: Job, folders: dict[Role, str]) -> tuple[dict[str, Tensor], dict[
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
     alone = ParallelSizes(data=1)
     setting = setting_of(asked, asked.saved, folders)
-    data = LocalModel(DataWorker(setting, slots=1), alone)
+    data = LocalModel(DataWorker(setting, slots=1), alone, transfers_of(DataWorker))
     specs = helper_specs(setting, path=Path(folders["actor"]))
     specs.pop("judge")
     for role in asked.models():

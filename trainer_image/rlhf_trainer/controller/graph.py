@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from rlhf_api.problems import suggestion
 from rlhf_api.spec.custom_algorithm import own_place
-from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
 from rlhf_planning.step_graph import Call, Edge, FieldTransfer, Graph
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, UNDECLARED, FieldType, Widths
@@ -24,9 +24,6 @@ class Origin:
     name: str
     type: FieldType
     producer: int
-    summed: int
-    """Number of ranks that hold addends of the field, which lie along `summed_axes`."""
-    summed_axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +62,8 @@ class Tracer:
         self._calls: list[Call] = []
         self._edges: list[Edge] = []
         self._last: dict[str, int] = {}
+        self._addends: list[tuple[int, tuple[Axis, ...]]] = []
+        """(number of ranks with addends of a row, axes along which these ranks lie) of the fields of each call."""
 
     def model(self, name: str, spec: WorkerSpec, pool: str, layout: ParallelSizes) -> Recording:
         """Return a stand-in for a `ModelHandle` that records its calls; layout: of the model over the pool's ranks."""
@@ -101,8 +100,9 @@ class Tracer:
             raise ValueError(f"{name}{own_place(method)}: {misfit}")
         edges = self._edges_to(number, fields, transfer, layout, given)
         before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(pool, -1)]
-        summed = max(map(len, protocol.collect(layout)), default=1), tuple(protocol.axes(layout)[AxisPlacement.PARTIAL])
-        added = {key: Origin(key, FIELDS.get(key, UNDECLARED), number, *summed) for key in transfer.adds or ()}
+        ranks = max(map(len, protocol.collect(layout)), default=1)
+        self._addends.append((ranks, protocol.axes(layout)[AxisPlacement.PARTIAL]))
+        added = {key: Origin(key, FIELDS.get(key, UNDECLARED), number) for key in transfer.adds or ()}
         call = Call(
             number=number,
             name=name,
@@ -137,8 +137,7 @@ class Tracer:
             by_producer.setdefault(fields[key].producer, {})[key] = fields[key]
         edges = []
         for producer, read in sorted(by_producer.items()):
-            summed = max(origin.summed for origin in read.values())
-            summed_axes = next(iter(read.values())).summed_axes  # one call has added all of them
+            summed, summed_axes = self._addends[producer]
             moved = tuple(
                 FieldTransfer(name=key, added_as=each.name, bytes=fetched * each.type.row_bytes(self._widths) * summed)
                 for key, each in read.items()
@@ -150,7 +149,7 @@ class Tracer:
                 split=split,
                 broadcast=fetched // self._rows,
                 summed=summed,
-                axes=(tuple(axes[AxisPlacement.SPLIT]), tuple(axes[AxisPlacement.BROADCAST]), summed_axes),
+                axes=(axes[AxisPlacement.SPLIT], axes[AxisPlacement.BROADCAST], summed_axes),
             )
             edges.append(edge)
         return edges

@@ -338,6 +338,6 @@ def kind_of(error: Exception) -> type[TrainerError]:
         return CommunicationError
     if any(name in str(error) for name in ("gloo", "NCCL")):
         return CommunicationError
-    if isinstance(error, OSError | torch.AcceleratorError):  # a device that fails tells its errors by the latter
+    if isinstance(error, OSError | torch.AcceleratorError):  # the latter: failures of a device
         return EnvironmentProblem
     return TrainerError

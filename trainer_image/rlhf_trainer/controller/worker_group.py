@@ -258,7 +258,7 @@ class WorkerGroup:
         """Serve another job, with its call log, after `clear`."""
         self._log = log
         log.groups.append(self)
-        self._building = self._building[: len(self._ranks)]  # that ranks have joined; the workers are gone
+        self._building = self._building[: len(self._ranks)]  # keeps the answers of `join`; the workers are gone
 
     def stop(self) -> None:
         """Kill the processes of all ranks."""

@@ -146,7 +146,7 @@ class KeptCheckpoints(Checkpoints):
         self._stop.end("the checkpoint of the last step is saved")  # a signal may have come when it had been saved
 
     def _begin(self, step: int, state: Callable[[], State], *, copies: bool) -> None:
-        """Have the workers begin a checkpoint; copies: of their state, so that the next step can train meanwhile."""
+        """Have the workers begin a checkpoint; copies: they write copies of their state while the next step trains."""
         self._finish()
         self._folder.require_ours()
         self._begun_at, self._begun_step = time.monotonic(), step

@@ -367,7 +367,7 @@ def _sizes(job: Job, jobs: Sequence[Job], output: Path) -> Iterator[tuple[Path, 
     try:
         shapes = shapes_of(jobs, job, output)
     except TrainerError:
-        return  # a model of unknown shape; what is wrong with it is told elsewhere
+        return  # the check of the model itself says why its shape is unknown
     model = bytes_of_saving(job, shapes)
     yield _existing(folder.path), model, model // 2
     if "://" not in store.uri:

@@ -38,7 +38,7 @@ Source = tuple[Entry, dict[str, Path]]
 
 
 def sources_of(job: Job, output: Path) -> Iterator[Source]:
-    """Yield what a job reads; output: the run folder with the jobs that it may name."""
+    """Yield the inputs of a job; output: the run folder, in which are the jobs that an input may name."""
     inputs = [(each.name, each.uri, each.revision) for each in read_inputs(job)]
     template = job.spec.data.chat_template
     for field, uri, revision in (*inputs, *[("data.chatTemplate", template, None)] * ("://" in template)):

@@ -44,7 +44,7 @@ class Placed(NamedTuple):
 
 
 def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], output: Path) -> Placed:
-    """Return the placement of a job's models; jobs: all of the manifest, as one may make another's model.
+    """Return the placement of a job's models; jobs: all of the manifest; one may make its model.
 
     SpecError if the placement is impossible, a model cannot be cut into its stages and shards, or the actor cannot
     generate. EnvironmentProblem if the mapper finds no placement.

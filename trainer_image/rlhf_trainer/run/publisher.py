@@ -22,7 +22,7 @@ from rlhf_trainer.why.diagnosis import causes_of
 from rlhf_trainer.why.seen import Seen
 
 LOOK_STEPS = 5
-"""Steps between two looks for causes by the rules of `why`."""
+"""Steps between two searches for causes by the rules of `why`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     if address:
         _require_listener(address)
-    with socket.socket() as reserved:  # until the end: the agent binds its port at any time
+    with socket.socket() as reserved:  # stays open until the end, as Ray's agent may bind its port at any time
         try:
             with nullcontext() if address else started_by_us(reserved):
                 ray.init(address=address or "local", **options)

@@ -46,7 +46,7 @@ class Slots:
         with suppress(TrainerError):
             self._start(placed, CallLog(), deadline)
             for pool in placed.pools:
-                self._groups[pool.name].prepare(import_workers_and_data if home in pool.models else import_workers)
+                self._groups[pool.name].prepare(partial(import_workers, reads_data=home in pool.models))
             return
         self.release()
 
@@ -143,16 +143,11 @@ def settings(device: Device) -> dict[str, str]:
     return VARIABLES["GPU"] if is_known and not any(name in os.environ for name in ALLOCATOR) else {}
 
 
-def import_workers() -> None:
-    """Import the modules that every rank needs and that take seconds."""
+def import_workers(*, reads_data: bool) -> None:
+    """Import the modules that a rank needs and that take seconds; reads_data: also those for data sets."""
+    if reads_data:
+        import rlhf_trainer.data.source
     import rlhf_trainer.run.worker_specs  # noqa: F401
-
-
-def import_workers_and_data() -> None:
-    """Import the modules of a rank that also reads data."""
-    import rlhf_trainer.data.source  # noqa: F401
-
-    import_workers()
 
 
 def join(device: Device, timeout_seconds: float, meeting: Meeting) -> int:

@@ -23,7 +23,7 @@ class ExpertBalance:
 
     The loss is transformers' `load_balancing_loss_func` (Switch Transformer, arXiv:2101.03961, equations 4 to 6), over
     the tokens that a rank routes in a micro-batch and the layers of a pipeline stage. Losses are weighted by their
-    tokens. One rank with one micro-batch has the loss of transformers; of several ranks each balances its own tokens.
+    tokens. On one rank with one micro-batch it is the loss of transformers; each of several ranks balances its tokens.
     """
 
     def __init__(self, model: nn.Module, mesh: ModelMesh, *, coefficient: float) -> None:

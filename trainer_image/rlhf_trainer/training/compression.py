@@ -91,7 +91,7 @@ def left_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
 
 
 def in_words(job: Job, sizes: Mapping[Role, ParallelSizes]) -> Iterator[str]:
-    """Yield a sentence on what replicas send each other, for each trained model with replicas; none for None."""
+    """Yield a sentence on what replicas send, for each trained model with some; gradientCompression None gives none."""
     chosen, field = job.spec.training.gradient_compression, "spec.training.gradientCompression"
     whole = f"whole gradients: {field} is Auto, and no thin link between them is known"
     part = f"{KEPT} of {BLOCK} values of their steps, in 8 bits, and the rest with later ones ({field})"

@@ -23,7 +23,7 @@ _timeout: timedelta | None = None
 """Time limit of a collective, an argument of each new process group; None before `start`."""
 Device = Literal["CPU", "GPU"]
 INTERFACE, OUTER_INTERFACE = "GLOO_SOCKET_IFNAME", "RLHF_OUTER_GLOO_SOCKET_IFNAME"
-"""Variables with gloo's network interface: of all groups, and of those over machines if the world is on one."""
+"""Variables with gloo's network interface: for all groups; for groups over machines if the world is on one machine."""
 ON_ERROR, PROCESS_ENDS, GROUP_ENDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", "2"
 """Variable and its values: after the loss of a rank NCCL ends the process (torch's default), or only the group."""
 
@@ -292,7 +292,7 @@ class ModelMesh:
 
     @property
     def is_counted(self) -> bool:
-        """True on the one of the ranks with equal rows whose measurements of an update count."""
+        """True on one of the ranks with the same rows: only its measurements of an update count."""
         return self.is_last_stage and self.coordinate("tensor") == self.coordinate("context") == 0
 
     @property

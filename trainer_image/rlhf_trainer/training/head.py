@@ -17,7 +17,7 @@ MAX_CHUNK_LOGITS, CPU_CHUNK_LOGITS = 2**28, 2**26
 256 MiB on CPU, where they are not. Two copies are alive at a time; with fused kernels one, in the compute type.
 """
 MOST_LOG_PROB = -1e-7
-"""Log-probability above which K tokens leave nothing for the others that float32 could tell from rounding."""
+"""Largest log-probability of K tokens together: above it float32 cannot tell the rest from rounding errors."""
 
 
 class Likelihood(NamedTuple):

@@ -32,7 +32,7 @@ class Speeds:
 
     rank: int
     where: str
-    """Name of the rank's machine; on a cluster its pod's, with the node's."""
+    """Host name of the rank's machine; on a cluster `POD on NODE`."""
     seconds: Mapping[str, float]
     """Seconds by name: a product of matrices; an all-reduce and a gather in the group of each axis of the layout."""
     links: Mapping[str, tuple[int, float]]

@@ -135,8 +135,6 @@ class DataWorker:
             chosen = slice(batch.start, batch.start + batch.size)
             texts = self._pretrain.batch(batch.step, batch_size=self._job.sequences_per_step, rows=chosen)
             fields |= {name: texts[name.removeprefix("pretrain_")] for name in PRETRAIN_FIELDS}
-        if self._job.spec.algorithm.makes == "data" or self._job.spec.rollout.agent:
-            fields[RAW_PROMPTS] = self._raw_prompts(self.train, rows["example"])
         return fields
 
     @register(DP_PROTO, adds=PromptLoader.fields, phase="data")
@@ -144,16 +142,16 @@ class DataWorker:
         """Return this rank's held-out rows in the file's order, each repeated for its samples; padding has valid 0."""
         assert self._job.spec.evaluation
         rows = _repeated(batch, self._samples_held_out, self.held_out.ordered)
-        fields = self._fields_of(self.held_out, self._job.spec.evaluation.data, rows)
-        if self._job.spec.rollout.agent:
-            fields[RAW_PROMPTS] = self._raw_prompts(self.held_out, rows["example"])
-        return fields
+        return self._fields_of(self.held_out, self._job.spec.evaluation.data, rows)
 
     def _fields_of(self, loader: Loader, source: AnyData, rows: Fields) -> dict[str, Tensor]:
-        """Return the loader's fields of rows and, if the data names columns, `columns` uint8 [B, C]."""
+        """Return the loader's fields of rows and, uint8 [B, C], `columns` if the data names some, and `RAW_PROMPTS`."""
         fields = {name: rows[name] for name in LOADERS[self._job.spec.algorithm.data].fields}
         if self._job.spec.columns(source):
             fields["columns"] = self._columns(loader, rows["example"])
+        if self._job.spec.algorithm.makes == "data" or self._job.spec.rollout.agent:
+            where = f"{loader.path}: in a prompt or its tools "
+            fields[RAW_PROMPTS] = self._json(loader.prompts, rows["example"], where)
         return fields
 
     def sample(self, loader: Loader, row: int, response: str) -> Sample:
@@ -177,9 +175,6 @@ class DataWorker:
 
     def _columns(self, loader: Loader, examples: Tensor) -> Tensor:
         return self._json(loader.columns, examples, f"{loader.path}.columns: ")
-
-    def _raw_prompts(self, loader: Loader, examples: Tensor) -> Tensor:
-        return self._json(loader.prompts, examples, f"{loader.path}: in a prompt or its tools ")
 
     def _json(self, rows_of: Callable[[Tensor], Sequence[Mapping[str, Any]]], examples: Tensor, where: str) -> Tensor:
         """Return `rows_of(examples)` as JSON, uint8 [B, C]; DataError that names `where` if JSON has no such value."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import pytest
@@ -24,6 +25,7 @@ from rlhf_trainer.errors import DataError
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import data as data_worker
 from rlhf_trainer.workers.data import DataWorker
+from rlhf_trainer.workers.samples import from_bytes
 from tests.api.cases import made
 from tests.trainer.unit.data.conftest import spec_of
 
@@ -330,6 +332,23 @@ def test_a_job_may_leave_out_the_chat_template(write: Write, chat: PreTrainedTok
     never = spec_of(100, 100, chat_template="Never")
     loader = PromptLoader(write([{"prompt": "abc"}]), chat, path="x", spec=never)
     assert loader.ordered()["prompt_ids"].tolist() == [ids_of(chat, "abc")]
+
+
+@pytest.mark.parametrize(("algorithm", "rollout"), [("Generate", {}), ("GRPO", {"agent": {"entrypoint": "own:run"}})])
+def test_prompts_are_given_as_the_file_writes_them(
+    algorithm: str, rollout: Mapping[str, Any], write: Write, chat: PreTrainedTokenizerFast
+) -> None:
+    prompt = [{"role": "user", "content": "hi"}]
+    document = made(algorithm)["spec"] | {"evaluation": {"data": {"uri": "file:///held-out.jsonl"}}}
+    document["rollout"] = document.get("rollout", {}) | rollout
+    spec = JobSpec.model_validate(document)
+    data = object.__new__(DataWorker)
+    data._job = SimpleNamespace(name="g", spec=spec, rows_per_step=1)  # type: ignore[assignment]
+    data._pretrain, data._samples_held_out = None, 1
+    data.train = data._held_out = PromptLoader(write([{"prompt": prompt}]), chat, path="spec.data.train", spec=spec)
+    for load in (data.load_batch, data.load_evaluation)[: 1 + bool(rollout)]:  # a job that makes data evaluates nothing
+        (raw,) = load(Batch(step=1, start=0, size=1, fields={}))["raw_prompts"]
+        assert from_bytes(raw) == {"prompt": prompt}
 
 
 def test_a_prompt_that_json_cannot_hold_is_named(
