@@ -36,7 +36,7 @@ def keep(ctx: ReconcileContext) -> None:
         first = _number(own[0]) + 1 if own else 1
         numbers = range(first, first + lacking)
         made = sandboxes.manifests(ctx.snapshot.job, rayjob, ctx.job, ctx.settings, numbers)
-        # All objects at first, and if somebody has deleted all pods.
+        # All objects are created at first, and again if somebody has deleted all pods.
         ctx.actions.extend(Create(manifest=each) for each in made if not own or each["kind"] == "Pod")
     _set_ready(ctx, own, failed if all_fail else [], name)
 

@@ -31,7 +31,7 @@ DISK: Final = "64Mi"
 PLACING_FIELDS: Final = ("affinity", "nodeSelector", "priorityClassName", "schedulerName", "tolerations")
 """Fields of the head's pod template that sandboxes take over, so that they go where the head may."""
 DNS_PORTS: Final = tuple({"port": port, "protocol": each} for port in (53, 5353) for each in ("UDP", "TCP"))
-"""Ports of pods that serve DNS; 5353 is OpenShift's."""
+"""Ports of pods that serve DNS; those of OpenShift use 5353."""
 
 
 def manifests(
@@ -83,11 +83,11 @@ def pod(job: Job, sandbox: Sandbox, settings: Settings, *, program: str = "") ->
             {"name": "program", "mountPath": PROGRAM_FOLDER, "readOnly": True},
         ],
     }
-    # In memory, where the kernel keeps the limit: the kubelet checks the disk every few seconds only.
+    # Files are in memory, where the kernel keeps the limit: the kubelet measures the disk only every few seconds.
     files = {"medium": "Memory", "sizeLimit": mebibytes(amount(sandbox.memory) * Fraction(1, 2))}
     over, runtime = settings.template_of(job.spec.runtime, names.CONTROLLER), settings.runtime_of(job.spec.runtime)
     placing = {name: value for name, value in over.get("spec", {}).items() if name in PLACING_FIELDS}
-    # Not the job's service account, which a cloud may give a role by tokens of its own.
+    # The pod lacks the job's service account, to which a cloud may give a role by tokens of its own.
     secrets = [{"name": name} for name in runtime.image_pull_secrets]
     ours = {
         **({"imagePullSecrets": secrets} if secrets else {}),
