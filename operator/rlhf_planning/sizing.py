@@ -14,7 +14,7 @@ from rlhf_mapper.mapping import PLACED_WITH, STAGES, DeviceMapping, Infeasible, 
 from rlhf_mapper.search.tables import ALONE
 from rlhf_mapper.simulate.memory import HOST_SHARE
 from rlhf_planning.machines import in_worker_pods
-from rlhf_planning.market import Market, instances_with, usual_nodes
+from rlhf_planning.market import Market, Offer, instances_with, usual_nodes
 from rlhf_planning.sized_job import shapes_of
 
 MAX_GPUS, MOST_GPUS = 256, 16384
@@ -51,8 +51,7 @@ class Row:
     nodes: int
     mapping: DeviceMapping
     steps: int
-    price: float | None
-    spot: float | None
+    offer: Offer
 
     @property
     def prediction(self) -> Prediction:
@@ -78,7 +77,7 @@ class Row:
 
     def cost(self, hours: float | None = None, *, spot: bool = False) -> float | None:
         """Return the USD for all GPUs, idle ones too, over some hours, or else the predicted ones; None: no price."""
-        price = self.spot if spot else self.price
+        price = self.offer.spot if spot else self.offer.on_demand
         return None if price is None else price * self.gpus * (self.hours[1] if hours is None else hours)
 
     @property
@@ -131,7 +130,7 @@ class Row:
         answer: dict[str, Any] = {"gpu": self.gpu, "gpus": self.gpus, "nodes": self.nodes, "idle_gpus": self.idle}
         answer |= {"step_seconds": seconds, "low": low, "high": high}
         answer |= zip(("hours_low", "hours", "hours_high"), self.hours, strict=True)
-        answer |= {"price_per_gpu_hour": self.price, "cost": self.cost(), "spot_cost": self.cost(spot=True)}
+        answer |= {"price_per_gpu_hour": self.offer.on_demand, "cost": self.cost(), "spot_cost": self.cost(spot=True)}
         answer |= {"free_bytes": free, "fullest": f"{stage}: {part}", "tight": self.tight}
         return answer | {"slowest": {"phase": phase, "share": share}, "instances": self.instances}
 
@@ -243,11 +242,10 @@ class _Search:
     def _row_of(self, gpu: str, gpus: int) -> Row | None:
         """Return the fastest layout on some GPUs of a type; None if the job does not fit."""
         if (gpu, gpus) not in self._rows:
-            nodes, offer = nodes_for(self._job, gpu, gpus), self._market.offer(gpu)
-            row, mapping = None, mapping_of(self._task, nodes)
-            if mapping:
-                sold = {"price": offer.on_demand, "spot": offer.spot}
-                row = Row(gpu=gpu, gpus=gpus, nodes=nodes.groups[0].count, mapping=mapping, steps=self._steps, **sold)
+            nodes, row = nodes_for(self._job, gpu, gpus), None
+            if mapping := mapping_of(self._task, nodes):
+                known = {"mapping": mapping, "steps": self._steps, "offer": self._market.offer(gpu)}
+                row = Row(gpu=gpu, gpus=gpus, nodes=nodes.groups[0].count, **known)
             self._rows[gpu, gpus] = row
         return self._rows[gpu, gpus]
 

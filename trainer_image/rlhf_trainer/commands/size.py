@@ -129,7 +129,7 @@ def _layout(files: dict[str, tuple[str, str]], output: Path | None, mean: int) -
 def _draw(sizing: Sizing, title: str, picture: Path) -> None:
     from rlhf_trainer.report.plan_pictures import size_figure  # matplotlib
 
-    if not any(row.price for row in sizing.rows):
+    if not any(row.offer.on_demand for row in sizing.rows):
         raise EnvironmentProblem(f"{picture}: shows hours against money, and no row has a price (--prices)")
     with writing(picture):
         size_figure(sizing, title, picture)
@@ -174,7 +174,7 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
     yield f"> {name_of(row)} is {sizing.why}: {_work(row)}; {share:.0%} of it is {phase}."
     if (cost := row.cost()) and limits.budget < math.inf:
         yield f"  {money(limits.budget)} USD buy about {int(limits.budget / cost * row.steps):,} steps on it."
-    if row.spot is not None:
+    if row.offer.spot is not None:
         minutes = job.spec.checkpoint.every_minutes
         lost = (minutes / 2 + RESTART_MINUTES) / 60
         yield (
@@ -190,7 +190,7 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
     rows, shapes = dict.fromkeys([row, *sizing.rows, small or row]), shapes_of(job)
     notes = [notes_of(job, each.mapping, nodes_for(job, each.gpu, each.gpus), shapes) for each in rows]
     yield from dict.fromkeys(chain.from_iterable(notes))
-    source = market.offer(row.gpu).source
+    source = row.offer.source
     yield (
         f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. Intervals: errors of a fit on "
         "published steps, one source left out at a time; no GPU has run any."
