@@ -26,7 +26,7 @@ NODE_SECONDS: Final = 60.0  # for which the node of a pod may be not ready befor
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfStorage", "OutOfMemory")
 """Failure reasons of disrupted pods, the strongest evidence first."""
 AWAITED: Final[tuple[Reason, ...]] = ("PodsRefused", "SecretMissing", "ClaimMissing")
-"""Start problems that heal as soon as somebody creates or allows what is missing, until the startup deadline."""
+"""Start problems that end once somebody creates or allows what is missing; the startup deadline limits the wait."""
 QUOTA: Final = "exceeded quota"  # in the API server's words about a pod
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")

@@ -16,13 +16,13 @@ from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
 from rlhf_api.problems import SpecError
 from rlhf_importers.peers import commands_of
-from rlhf_planning.asked_model import AskedModel, model_of, size_in_words
 from rlhf_planning.command_line import print_errors
 from rlhf_planning.job_plan import notes_of
 from rlhf_planning.mapping_text import COLUMNS, Prose, printing
 from rlhf_planning.market import Market
+from rlhf_planning.named_model import NamedModel, model_of, size_in_words
 from rlhf_planning.sized_job import Training, document_of, placed_document, shapes_of
-from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, nodes_for, size_job, wanted_gpus
+from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, nodes_for, requested_gpus, size_job
 from rlhf_planning.timeline import interval_text, plain
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.preconditions import require_generating
@@ -43,15 +43,15 @@ def size_and_print(
 ) -> None:
     """Print the hardware for a training of the model `name`; write the chosen row's files and the pictures.
 
-    Raises EnvironmentProblem if the job fits on none of the asked hardware.
+    Raises EnvironmentProblem if the job fits on none of the requested hardware.
     """
-    model, wanted = model_of(name), wanted_gpus(gpus)
+    model, requested = model_of(name), requested_gpus(gpus)
 
     def sized(sets: Sequence[str]) -> tuple[dict[str, Any], Job, Sizing]:
         document = document_of(model, training._replace(sets=sets))
         job = Job.parse(document)
         require_generating([job], job, Path())
-        return document, job, size_job(job, wanted, market, limits, training.lengths())
+        return document, job, size_job(job, requested, market, limits, training.lengths())
 
     def compared(job: Job, found: Sizing) -> object:
         return found.as_json(), [*sentences_of(found, job, market, limits)]
@@ -73,7 +73,7 @@ def size_and_print(
         print_sizing(sizing, job, market, limits, title=title, closing=_layout(files, output, training.mean))
     for picture in pictures if sizing.rows else ():
         _draw(sizing, title, picture)
-    if len(sizing.unfit) == len(wanted) and (wanted or not sizing.rows):
+    if len(sizing.unfit) == len(requested) and (requested or not sizing.rows):
         raise EnvironmentProblem("; ".join(sizing.unfit) or "the job fits on none of the GPUs with a price")
 
 
@@ -88,7 +88,7 @@ def print_unused_sets(sets: Sequence[str], whole: object, answer_of: Callable[[S
                 print_errors([f"--set {text} changes nothing of this answer"])
 
 
-def _title(model: AskedModel, job: Job, mean: int, sizing: Sizing) -> str:
+def _title(model: NamedModel, job: Job, mean: int, sizing: Sizing) -> str:
     spec, role = job.spec, job.saved
     rows, samples = spec.training.prompt_batch_size, spec.rollout.samples_per_prompt
     work = f"{rows:,} prompts x {samples} responses" if rows else f"{spec.training.batch_size:,} rows"

@@ -149,10 +149,10 @@ class Tracker:
         replace(self._state_file, json.dumps(state) + "\n")
 
     def _say(self, message: str) -> None:
-        tell(self._folder, self._warn, self._service.field, message)
+        report_output(self._folder, self._warn, self._service.field, message)
 
 
-def tell(folder: JobFolder, warn: Callable[[str], None], field: str, message: str) -> None:
+def report_output(folder: JobFolder, warn: Callable[[str], None], field: str, message: str) -> None:
     """Write a line about an output to the terminal, and to events.log if this attempt still owns the folder.
 
     field: job and field of the manifest, as `Service.field`.
