@@ -48,7 +48,7 @@ def memory_in_use() -> tuple[int, int]:
         cached = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())["inactive_file"]
         return max(0, int((CONTAINER / "memory.current").read_text()) - int(cached)), limit
     except (OSError, ValueError):  # no cgroup v2, or no limit (`max`)
-        # pages in total, resident, ...
+        # statm: total and resident size in pages, ...
         page, resident = os.sysconf("SC_PAGE_SIZE"), int(Path("/proc/self/statm").read_text().split()[1])
         return page * resident, page * os.sysconf("SC_PHYS_PAGES")
 

@@ -83,7 +83,7 @@ def print_unused_sets(sets: Sequence[str], whole: object, answer_of: Callable[[S
     whole: answer with all arguments; answer_of: function for the answer with some of them.
     """
     for place, text in enumerate(sets):
-        with suppress(SpecError, TrainerError):  # another setting needs it
+        with suppress(SpecError, TrainerError):  # another argument needs this one
             if answer_of([*sets[:place], *sets[place + 1 :]]) == whole:
                 print_errors([f"--set {text} changes nothing of this answer"])
 

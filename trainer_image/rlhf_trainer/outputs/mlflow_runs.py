@@ -53,7 +53,7 @@ class MLflowRuns:
             raise EnvironmentProblem(f"{self.field}: {TOKEN} holds a space or a newline")
         try:
             client.search_experiments(max_results=1)
-        except Exception as error:  # whatever it raises: it does not answer as MLflow does
+        except Exception as error:  # any error: no MLflow server answers
             reason = one_line(f"{type(error).__name__}: {error}", 200)
             raise EnvironmentProblem(f"{self.field}.uri: {self._settings.uri} does not answer: {reason}") from error
 

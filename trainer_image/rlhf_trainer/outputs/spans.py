@@ -117,7 +117,7 @@ def _exporter(endpoint: str) -> Any:
     import requests
     from opentelemetry.exporter.otlp.proto.http import trace_exporter
 
-    logging.getLogger(trace_exporter.__name__).disabled = True  # `_say` tells failures, and only once
+    logging.getLogger(trace_exporter.__name__).disabled = True  # `_say` reports the first failure
     session = None if any("CREDENTIAL_PROVIDER" in name for name in os.environ) else requests.Session()
     if session:  # else the exporter gets one from OpenTelemetry's credential provider
         session.hooks["response"].append(_refuse_redirection)

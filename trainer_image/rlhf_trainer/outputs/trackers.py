@@ -65,9 +65,9 @@ class Tracker:
         self._is_open = False
         self._failures = 0
 
-    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 the file says the steps
+    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 metrics.jsonl has the steps
         self._job, self._run, self._step = job, "", 0
-        with suppress(ValueError, TypeError, LookupError):  # no state, or none that can be read, is a new run
+        with suppress(ValueError, TypeError, LookupError):  # without a readable state the run is new
             state = read_object(self._state_file)
             if state["target"] == self._service.target:
                 self._run, self._step = str(state["run"]), int(state["step"])
@@ -104,7 +104,7 @@ class Tracker:
             except Exception as error:  # noqa: BLE001 whatever it is, training goes on
                 self._failures += 1
                 if self._failures == 1:
-                    prefix = f"{self._service.field}: "  # in the errors of a callback
+                    prefix = f"{self._service.field}: "  # a callback's error begins with it already
                     is_ours = isinstance(error, TrainerError)
                     text = str(error).removeprefix(prefix) if is_ours else describe_error(error)
                     self._say(f"{one_line(text, MAX_REASON)}; training goes on, and it is tried again")
