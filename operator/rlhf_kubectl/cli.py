@@ -80,10 +80,10 @@ def top(
 @command("kubectl rlhf why helpful-ppo")
 def why(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
     """Say what a job waits for, since when and what to do; for a failed job, what failed and where."""
-    from rlhf_kubectl.follow import tell_why
+    from rlhf_kubectl.follow import print_why
 
     kubectl = Kubectl(context, namespace)
-    tell_why(kubectl, find_job(kubectl, job))
+    print_why(kubectl, find_job(kubectl, job))
 
 
 @command("kubectl rlhf compare helpful-ppo helpful-grpo")
@@ -177,9 +177,9 @@ def plan(
     context: Context = None,
 ) -> None:
     """Say where the models of a job would live on the nodes that this cluster has now."""
-    from rlhf_kubectl.plan import plan as tell  # the mapper: half a second that the others do not need
+    from rlhf_kubectl.plan import plan as print_plan  # the mapper: half a second that the others do not need
 
-    if without := tell(Kubectl(context, namespace), what):
+    if without := print_plan(Kubectl(context, namespace), what):
         raise KubectlError(f"there is no place for {', '.join(without)}")
 
 

@@ -93,7 +93,7 @@ def _wait(kubectl: Kubectl, name: str, codes: dict[str, int], options: Sequence[
         if job and job.status.phase in ENDED_PHASES:
             for log in logs.values():
                 log.join()
-            _tell_end(kubectl, job, logs if options else None)
+            _print_end(kubectl, job, logs if options else None)
             codes[name] = exit_code_of(job.status)
             return
         attempt = job.status.attempt if job and job.status.phase in ("Initializing", "Running") else None
@@ -103,15 +103,15 @@ def _wait(kubectl: Kubectl, name: str, codes: dict[str, int], options: Sequence[
         yield
 
 
-def _tell_end(kubectl: Kubectl, job: ObservedJob, logged: Collection[int] | None) -> None:
+def _print_end(kubectl: Kubectl, job: ObservedJob, logged: Collection[int] | None) -> None:
     """Print why a job ended, and attempts whose logs are missing from `logged`; None: no logs were requested."""
     missing = [] if logged is None else [each for each in range(1, (job.status.attempt or 0) + 1) if each not in logged]
     for attempt in missing:
         typer.echo(f"The log of attempt {attempt} was not shown: `kubectl rlhf logs {job.name} --attempt {attempt}`")
-    tell_why(kubectl, job)
+    print_why(kubectl, job)
 
 
-def tell_why(kubectl: Kubectl, job: ObservedJob) -> None:
+def print_why(kubectl: Kubectl, job: ObservedJob) -> None:
     """Print the sentences of `why` about a job, and which of its pods and events the user may not list."""
     pods, warning, refused = seen_of(kubectl, job)
     for sentence in (*why(job, pods, warning, datetime.now(UTC)), *refused):

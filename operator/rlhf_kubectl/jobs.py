@@ -50,7 +50,7 @@ def list_jobs(kubectl: Kubectl, *, everywhere: bool = False) -> list[ObservedJob
 
 def find_job(kubectl: Kubectl, name: str) -> ObservedJob:
     """Return the job of this name. KubectlError with the nearest name if there is none."""
-    is_name = re.fullmatch(JOB_NAME, name)  # other words would lead to other paths
+    is_name = re.fullmatch(JOB_NAME, name)  # other texts could change the path of the request
     if is_name and (found := kubectl.find(JOBS.path(kubectl.namespace, name))):
         return parse.job(found)
     near = suggestion(name, [job.name for job in list_jobs(kubectl)])

@@ -117,8 +117,8 @@ def require_success(code: int, stderr: bytes) -> None:
     """Raise KubectlError, with a message from stderr, if kubectl's exit code is not 0."""
     if not code:
         return
-    told = stderr.decode(errors="replace").splitlines()
-    errors = [line for line in told if line.strip() and not COMMAND_ENDED.match(line)]
+    printed = stderr.decode(errors="replace").splitlines()
+    errors = [line for line in printed if line.strip() and not COMMAND_ENDED.match(line)]
     lines: Sequence[str] = errors or [f"it ended with {code}"]
     for line in lines:
         if refused := SERVER_ERROR.match(line):

@@ -20,16 +20,16 @@ Lines = Iterable[tuple[str, ObservedJob | None]]
 """Lines below a job, each with the job whose own lines follow below it, None for none."""
 
 
-def tree(jobs: Sequence[ObservedJob], wanted: str) -> Tree:
+def tree(jobs: Sequence[ObservedJob], requested: str) -> Tree:
     """Return the tree of a job: the inputs of its model, and the jobs that read it. KubectlError without the job.
 
-    wanted: name of the job, or the URI of its output.
+    requested: name of the job, or the URI of its output.
     """
     by_name = {job.name: job for job in jobs}
-    made = next((job for job in jobs if wanted in (job.name, job.output_uri or None)), None)
+    made = next((job for job in jobs if requested in (job.name, job.output_uri or None)), None)
     if made is None:
-        near = suggestion(wanted, list(by_name))
-        raise KubectlError(f"no status of a job names {wanted}: {near}", ExitCode.SPEC, "NotFound")
+        near = suggestion(requested, list(by_name))
+        raise KubectlError(f"no status of a job names {requested}: {near}", ExitCode.SPEC, "NotFound")
 
     def inputs(job: ObservedJob) -> Lines:
         for each in job.status.inputs:

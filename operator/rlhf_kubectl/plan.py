@@ -71,7 +71,7 @@ def _print_operators_answer(kubectl: Kubectl, console: Console, what: str) -> li
     """Print the condition Mapped of a job of the cluster; return the job if it has no place."""
     mapped = None if Path(what).is_file() else found(find_job(kubectl, what).status.conditions, "Mapped")
     if mapped is None:
-        kubectl.get(NODES.path())  # raises the API server's words on the right that is missing
+        kubectl.get(NODES.path())  # raises KubectlError, which names the missing right
         return [what]
     has_place, when = mapped.status == "True", mapped.last_transition_time
     _print_answer(console, what, mapped.reason, mapped.message, has_place=has_place)

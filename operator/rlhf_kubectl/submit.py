@@ -92,11 +92,11 @@ def own_files(document: Document, folders: Sequence[Path]) -> dict[str, str]:
 
 def _read_modules(named: Collection[str], folders: Sequence[Path]) -> dict[str, str]:
     """Return path -> text of modules in the folders and of their imports. SpecError for a file that is no Python."""
-    elsewhere = {*sys.stdlib_module_names, *packages_distributions()}  # Python finds them before the job's own
+    elsewhere = {*sys.stdlib_module_names, *packages_distributions()}  # Python finds these before the job's own modules
     finder = _OwnModules([str(folder.resolve()) for folder in folders], excludes=elsewhere)
     PathFinder.invalidate_caches()
     for module in sorted(named):
-        with suppress(ImportError):  # the module is in the image
+        with suppress(ImportError):  # then the image has the module
             finder.import_hook(module)
     files = dict[str, str]()
     for name, each in sorted(finder.modules.items()):

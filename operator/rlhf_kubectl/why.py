@@ -15,8 +15,8 @@ from rlhf_operator.snapshot import ObservedJob, ObservedPod
 from rlhf_operator.times import parsed, since
 from rlhf_planning.numbers import duration
 
-ON_THEIR_WAY: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
-"""Waiting reasons that every container has for a while before it starts."""
+STARTING: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
+"""Reasons for which every container waits for a while before it starts."""
 MAX_PODS: Final = 4
 WORTH_SHOWING: Final = frozenset({"BetterPlacement", "SmallerMicroBatches", "ShapesUnknown", "QueueIgnored"})
 """Reasons of conditions that are explained to the user even while the job runs."""
@@ -203,7 +203,7 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
         return f"{pod_is} was told to end {_ago(pod.deleting_since, now)} ago and is still there"
     if pod.unschedulable:
         return f"{pod_is} has no node: {pod.unschedulable}"
-    if stuck := next((each for each in pod.containers if each.waiting_reason not in ON_THEIR_WAY), None):
+    if stuck := next((each for each in pod.containers if each.waiting_reason not in STARTING), None):
         why = f"{stuck.waiting_reason}: {stuck.waiting_message}".rstrip(": ")
         return f"{pod_is}: its container {stuck.name} waits, {why}"
     if pod.phase == "Failed":

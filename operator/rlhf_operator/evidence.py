@@ -22,7 +22,7 @@ from rlhf_operator.times import since
 
 Cause: TypeAlias = tuple[Reason, str, ObservedPod | None]
 """Cause of a failure: reason, message, and the pod that it is about."""
-NODE_SECONDS: Final = 60.0  # for which the node of a pod may be not ready before it counts as lost
+NODE_SECONDS: Final = 60.0  # a node that is not ready for longer counts as lost
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfStorage", "OutOfMemory")
 """Failure reasons of disrupted pods, the strongest evidence first."""
 AWAITED: Final[tuple[Reason, ...]] = ("PodsRefused", "SecretMissing", "ClaimMissing")
@@ -237,7 +237,7 @@ def _refusal(rayjob: ObservedRayJob, snapshot: Snapshot) -> Cause | None:
     if QUOTA not in rayjob.refused:
         return ("PodsRefused", message, None) if rayjob.refused else None
     together = Counter[str]()
-    if "priorityClassName" not in json.dumps(snapshot.job.spec.get("runtime")):  # else it may count some pods only
+    if "priorityClassName" not in json.dumps(snapshot.job.spec.get("runtime")):  # else it may count only some pods
         pods = Counter({"pods": 1 + attempt.expected_workers(snapshot)})
         together = sum((each.amounts for each in snapshot.job.status.reserved), pods)
     lacks = _never_enough(rayjob.refused, together)

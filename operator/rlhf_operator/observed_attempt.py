@@ -100,7 +100,7 @@ def exit_code(snapshot: Snapshot) -> int | None:
     """Return the trainer's exit code: from its process, else from its last status, else from Ray's message."""
     if (code := _reported_code(snapshot)) is None:
         return None
-    code = 128 - code if code < 0 else code  # Python's form of a signal becomes the shell's form
+    code = 128 - code if code < 0 else code  # a signal: -9 in Python becomes 137 as in a shell
     return code if code <= 255 else None
 
 

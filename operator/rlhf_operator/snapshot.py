@@ -346,7 +346,7 @@ def amounts(quantities: Mapping[str, Any]) -> Counter[str]:
     """Return quantities as integers, rounded up: thousandths of CPUs, bytes, devices; other values are left out."""
     found = Counter[str]()
     for name, quantity in quantities.items():
-        with suppress(ValueError):  # those of a template may be numbers
+        with suppress(ValueError):  # a pod template may hold numbers
             found[name] = math.ceil(amount(str(quantity)) * (1000 if name == "cpu" else 1))
     return found
 

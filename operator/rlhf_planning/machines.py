@@ -48,10 +48,10 @@ def requested_cluster(
 def device_of(job: Job, cluster: Cluster) -> Device:
     """Return the device of a cluster's slots, GPU or CPU. SpecError if the job asks for the other device."""
     device: Device = "CPU" if all(group.gpu.name == CPU_SLOT.name for group in cluster.groups) else "GPU"
-    wanted = job.spec.resources.device
-    if wanted not in ("Auto", device):
-        there = "no GPU here" if wanted == "GPU" else "no CPU slot in this cluster"
-        raise SpecError([Problem(f"{job.name}: spec.resources.device", f"is {wanted}, but there is {there}")])
+    requested = job.spec.resources.device
+    if requested not in ("Auto", device):
+        there = "no GPU here" if requested == "GPU" else "no CPU slot in this cluster"
+        raise SpecError([Problem(f"{job.name}: spec.resources.device", f"is {requested}, but there is {there}")])
     return device
 
 

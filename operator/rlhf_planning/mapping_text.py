@@ -268,9 +268,9 @@ def _infeasible(console: Console, answer: Infeasible) -> None:
     console.print(Prose(f"nothing fits: {answer.reason}"))
     if answer.short_bytes:
         console.print(Prose(f"  short: {answer.short_bytes / 1e9:,.1f} GB of memory (1 GB = 1e9 bytes)"))
-    options = (option.replace(" x ", TIMES) for option in answer.options)  # GPUs are one word, as those of _slots
-    if would_do := [*options, *(_slots(gpu, slots) for gpu, slots in answer.smallest)]:
-        console.print(Prose(f"  would do: {' or '.join(would_do)}"))
+    options = (option.replace(" x ", TIMES) for option in answer.options)  # `8 x h100` is one word, as in _slots
+    if sufficient := [*options, *(_slots(gpu, slots) for gpu, slots in answer.smallest)]:
+        console.print(Prose(f"  would do: {' or '.join(sufficient)}"))
 
 
 def _slots(gpu: str, slots: int) -> str:

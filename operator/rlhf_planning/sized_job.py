@@ -13,7 +13,7 @@ from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_mapper.config_file import manifest_architecture
 from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping
 from rlhf_mapper.workload import lengths_around
-from rlhf_planning.asked_model import AskedModel
+from rlhf_planning.named_model import NamedModel
 
 AMOUNT = re.compile(r"(\d{1,12}(?:\.\d+)?) ?([a-z]*)")
 SECONDS = {"": 1, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
@@ -24,7 +24,7 @@ SAMPLES = 8
 
 
 class Training(NamedTuple):
-    """Training that a user asks about; 0 as mean response or samples: not given, as rank (`lora`): no adapter."""
+    """Training that a user asks about. If mean or samples is 0, it is not given; rank (`lora`) 0 is no adapter."""
 
     algorithm: str
     response: int
@@ -61,7 +61,7 @@ def _amount(text: str, path: str, units: Mapping[str, int], expected: str) -> fl
     return amount
 
 
-def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
+def document_of(model: NamedModel, training: Training) -> dict[str, Any]:
     """Return a manifest for a training of a model; every model of the job has its shape. Raises SpecError."""
     known = {name.lower(): name for name in ALGORITHMS}
     if (name := known.get(training.algorithm.lower())) is None:
@@ -88,7 +88,7 @@ def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
     return dict(changed)
 
 
-def _require_possible(model: AskedModel, training: Training, *, generates: bool) -> None:
+def _require_possible(model: NamedModel, training: Training, *, generates: bool) -> None:
     """Raise SpecError for texts longer than the model reads, and for responses where none are generated."""
     longest, most = training.prompt + training.response, model.architecture.positions
     if generates and 0 < most < longest:

@@ -14,7 +14,7 @@ from rlhf_mapper.mapping import PLACED_WITH, STAGES, DeviceMapping, Infeasible, 
 from rlhf_mapper.search.tables import ALONE
 from rlhf_mapper.simulate.memory import HOST_SHARE
 from rlhf_planning.machines import in_worker_pods
-from rlhf_planning.market import Market, instances_with, usual_nodes
+from rlhf_planning.market import Market, Offer, instances_with, usual_nodes
 from rlhf_planning.sized_job import shapes_of
 
 MAX_GPUS, MOST_GPUS = 256, 16384
@@ -51,8 +51,7 @@ class Row:
     nodes: int
     mapping: DeviceMapping
     steps: int
-    price: float | None
-    spot: float | None
+    offer: Offer
 
     @property
     def prediction(self) -> Prediction:
@@ -78,7 +77,7 @@ class Row:
 
     def cost(self, hours: float | None = None, *, spot: bool = False) -> float | None:
         """Return the USD for all GPUs, idle ones too, over some hours, or else the predicted ones; None: no price."""
-        price = self.spot if spot else self.price
+        price = self.offer.spot if spot else self.offer.on_demand
         return None if price is None else price * self.gpus * (self.hours[1] if hours is None else hours)
 
     @property
@@ -131,7 +130,7 @@ class Row:
         answer: dict[str, Any] = {"gpu": self.gpu, "gpus": self.gpus, "nodes": self.nodes, "idle_gpus": self.idle}
         answer |= {"step_seconds": seconds, "low": low, "high": high}
         answer |= zip(("hours_low", "hours", "hours_high"), self.hours, strict=True)
-        answer |= {"price_per_gpu_hour": self.price, "cost": self.cost(), "spot_cost": self.cost(spot=True)}
+        answer |= {"price_per_gpu_hour": self.offer.on_demand, "cost": self.cost(), "spot_cost": self.cost(spot=True)}
         answer |= {"free_bytes": free, "fullest": f"{stage}: {part}", "tight": self.tight}
         return answer | {"slowest": {"phase": phase, "share": share}, "instances": self.instances}
 
@@ -154,7 +153,7 @@ class Sizing:
         return {"rows": rows, "chosen": one, "why": self.why, "smallest": smallest, "unfit": unfit}
 
 
-def wanted_gpus(text: str) -> list[tuple[str, int | None]]:
+def requested_gpus(text: str) -> list[tuple[str, int | None]]:
     """Return (GPU type, number or None) of `--gpus`, a list such as `h100,a100=16`; `any`: none. Raises SpecError."""
     found: list[tuple[str, int | None]] = []
     for each in text.split(",") if text.strip().lower() != "any" else ():
@@ -168,18 +167,18 @@ def wanted_gpus(text: str) -> list[tuple[str, int | None]]:
 
 
 def size_job(
-    job: Job, wanted: Sequence[tuple[str, int | None]], market: Market, limits: Limits, responses: Sequence[float]
+    job: Job, requested: Sequence[tuple[str, int | None]], market: Market, limits: Limits, responses: Sequence[float]
 ) -> Sizing:
     """Return hardware for a job: the requested numbers of GPUs, and the Pareto front of cost and time by GPU type.
 
-    wanted: the result of `wanted_gpus`; if empty, the Pareto front of all GPU types with a price. responses: sampled
+    requested: the result of `requested_gpus`; if empty, the front of all GPU types with a price. responses: sampled
     lengths in tokens; if empty, all have the limit. Raises SpecError.
     """
     if not (steps := job.spec.training.total_steps):
         raise SpecError([Problem("spec.training.totalSteps", "is missing, and hours and money are those of all steps")])
     priced = [gpu for gpu, offer in market.gpus.items() if offer.on_demand is not None]
-    search = _Search(job, steps, market, responses, list(dict(wanted)) or priced)
-    rows, unfit = search.asked(wanted) if wanted else (search.front(priced), [])
+    search = _Search(job, steps, market, responses, list(dict(requested)) or priced)
+    rows, unfit = search.rows_of(requested) if requested else (search.front(priced), [])
     chosen, why = choose(rows, limits)
     ordered = tuple(sorted(dict.fromkeys(rows), key=lambda row: (row.money, row.hours[1])))
     return Sizing(rows=ordered, chosen=chosen, why=why, smallest=search.smallest(), unfit=tuple(unfit))
@@ -207,10 +206,10 @@ class _Search:
         points = [(gpu, count, seconds) for gpu in gpus for count, seconds in self.fits[gpu].items()]
         return _front([row for point in _near_front(points, self._market) if (row := self._row_of(*point))])
 
-    def asked(self, wanted: Sequence[tuple[str, int | None]]) -> tuple[list[Row], list[str]]:
+    def rows_of(self, requested: Sequence[tuple[str, int | None]]) -> tuple[list[Row], list[str]]:
         """Return (rows, sentences on what does not fit) for GPU types and numbers; without a number, of the front."""
         rows, unfit = list[Row](), list[str]()
-        for gpu, count in wanted:
+        for gpu, count in requested:
             found, why = self._exactly(gpu, count) if count else (self.front([gpu]), "")
             rows += found
             unfit += [why] if why else [] if found else [f"{gpu}: does not fit on up to {MAX_GPUS}"]
@@ -224,8 +223,8 @@ class _Search:
         found = auto_map(self._job, nodes, self._shapes, device="GPU", responses=self._responses)
         assert isinstance(found, Infeasible), "the same search gave no mapping before"
         enough = min((other for other in self.fits[gpu] if other > count), default=0)
-        would_do = " or ".join([*found.options, *[f"{enough} x {gpu}"] * bool(enough)])
-        why = f"{count} x {gpu}: does not fit: {found.reason}" + f"; {would_do} would do" * bool(would_do)
+        sufficient = " or ".join([*found.options, *[f"{enough} x {gpu}"] * bool(enough)])
+        why = f"{count} x {gpu}: does not fit: {found.reason}" + f"; {sufficient} would do" * bool(sufficient)
         row = self._row_of(gpu, enough) if enough else None
         return [row] if row else [], why
 
@@ -243,11 +242,10 @@ class _Search:
     def _row_of(self, gpu: str, gpus: int) -> Row | None:
         """Return the fastest layout on some GPUs of a type; None if the job does not fit."""
         if (gpu, gpus) not in self._rows:
-            nodes, offer = nodes_for(self._job, gpu, gpus), self._market.offer(gpu)
-            row, mapping = None, mapping_of(self._task, nodes)
-            if mapping:
-                sold = {"price": offer.on_demand, "spot": offer.spot}
-                row = Row(gpu=gpu, gpus=gpus, nodes=nodes.groups[0].count, mapping=mapping, steps=self._steps, **sold)
+            nodes, row = nodes_for(self._job, gpu, gpus), None
+            if mapping := mapping_of(self._task, nodes):
+                known = {"mapping": mapping, "steps": self._steps, "offer": self._market.offer(gpu)}
+                row = Row(gpu=gpu, gpus=gpus, nodes=nodes.groups[0].count, **known)
             self._rows[gpu, gpus] = row
         return self._rows[gpu, gpus]
 

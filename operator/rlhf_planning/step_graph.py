@@ -16,7 +16,6 @@ class Call:
     arguments: Mapping[str, Any]
     phase: str
     pool: str
-    protocol: str
     level: int
     """Level of the call: it waits only for calls of lower levels; a pool has at most one call of each level."""
     adds: Mapping[str, int]
@@ -52,27 +51,16 @@ class Edge:
     producer: int
     consumer: int
     fields: tuple[FieldTransfer, ...]
-    split: int
-    """S(0): number of blocks of rows into which the consumer's protocol cuts the batch."""
-    broadcast: int
-    """B: number of the consumer's ranks that get each row."""
-    summed: int
-    """P: number of the producer's ranks that hold partial sums of each row."""
-    axes: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
-    """Axes of `split` and `broadcast` in the consumer's layout, and of `summed` in the producer's; empty: not known."""
+    spread: str
+    """How rows are split, broadcast and summed: `S(0)/2 data, B*2 tensor, P+2 context`, as `AxisPlacement` writes it.
+
+    S(0): blocks of rows into which the consumer's protocol cuts the batch; B: ranks of the consumer that get each row;
+    P: ranks of the producer that hold partial sums of each row; then the axes of the layout, if they are known.
+    """
 
     @property
     def bytes(self) -> int:
         return sum(moved.bytes for moved in self.fields)
-
-    @property
-    def spread(self) -> str:
-        """Return how rows are split, broadcast and summed: `S(0)/2 data, B*2 tensor`, as `AxisPlacement` writes it."""
-        counts = {"S(0)/": self.split, "B*": self.broadcast, "P+": self.summed}
-        parts = zip(counts.items(), self.axes, strict=True)
-        return ", ".join(
-            f"{mark}{count} {'*'.join(axes)}".strip() for (mark, count), axes in parts if mark == "S(0)/" or count > 1
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # `rlhf plan` starts without torch
     import torch
 
 CONTAINER = Path("/sys/fs/cgroup")
-"""Folder of the kernel's figures about the container's memory (control groups, version 2)."""
+"""Folder of the container's memory statistics (cgroup v2)."""
 
 
 def gpus_here() -> list[FoundGpu]:
@@ -47,8 +47,8 @@ def memory_in_use() -> tuple[int, int]:
         limit = int((CONTAINER / "memory.max").read_text())
         cached = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())["inactive_file"]
         return max(0, int((CONTAINER / "memory.current").read_text()) - int(cached)), limit
-    except (OSError, ValueError):  # there are no such files, or they say that there is no limit
-        # pages in total, resident, ...
+    except (OSError, ValueError):  # no cgroup v2, or no limit (`max`)
+        # statm: total and resident size in pages, ...
         page, resident = os.sysconf("SC_PAGE_SIZE"), int(Path("/proc/self/statm").read_text().split()[1])
         return page * resident, page * os.sysconf("SC_PHYS_PAGES")
 

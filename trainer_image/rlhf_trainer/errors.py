@@ -82,7 +82,7 @@ def together(errors: Sequence[TrainerError]) -> TrainerError:
 def user_error(error: BaseException) -> BaseException:
     """Return the error to show to a user: EnvironmentProblem if a foreign package is missing or a disk is full.
 
-    Else it is `error` itself. An error of a signal's handler while Ray waits is the cause of a SystemError.
+    Else it is `error` itself. While Ray waits, an error of a signal handler becomes the cause of a SystemError.
     """
     if isinstance(error, SystemError) and error.__cause__:
         return user_error(error.__cause__)

@@ -74,7 +74,7 @@ def _problem(uri: str, kind: KIND) -> Exception | None:
             _ask(uri.removeprefix(HUB), kind)
         except (RepositoryNotFoundError, HFValidationError) as error:
             return error
-        except Exception as error:  # noqa: BLE001 a proxy's error is of the HTTP client's own kind
+        except Exception as error:  # noqa: BLE001 a proxy's error has a type of the HTTP client
             found = error
         else:
             return None

@@ -296,9 +296,9 @@ def idle_shares(record: Mapping[str, float], spans: Sequence[Span]) -> dict[str,
 def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds: float) -> dict[str, float]:
     """Return the `mfu` of a step: FLOPs of the models / peak FLOPs of all ranks' GPUs; empty if the peak is unknown."""
     slots = [pool for pool, _ in slots_of(spans) if pool != ENDPOINTS]
-    could = step_seconds * len(slots) * record.get("peak_flops", 0.0)
+    peak = step_seconds * len(slots) * record.get("peak_flops", 0.0)
     done = sum(value for name, value in record.items() if name.startswith("flops/"))
-    return {"mfu": done / could} if could else {}
+    return {"mfu": done / peak} if peak else {}
 
 
 def effective_share(record: Mapping[str, float]) -> dict[str, float]:

@@ -19,12 +19,12 @@ class UploadPace:
     def __init__(
         self, bytes_per_second: float, bucket: Path = BUCKET, wait: Callable[[float], object] | None = None
     ) -> None:
-        """bytes_per_second: of all processes with this bucket. wait: lets so many seconds pass, until `lift`."""
+        """bytes_per_second: of all processes with this bucket. wait: waits for some seconds, but only until `lift`."""
         self._rate, self._bucket, self._lifted = bytes_per_second, bucket, Event()
         self._wait = wait or self._lifted.wait
 
     def take(self, size: int) -> None:
-        """Wait until the bucket has tokens for `size` bytes; the processes of a node wait one after the other."""
+        """Wait until the bucket has `size` bytes for this process; processes wait one after another."""
         if self._lifted.is_set():
             return
         with self._bucket.open("a") as file:
@@ -32,5 +32,5 @@ class UploadPace:
             self._wait(size / self._rate)
 
     def lift(self) -> None:
-        """Remove the limit for the rest of the upload, as a step or the end of the run waits for it."""
+        """Stop pacing this upload: a step, or the end of the run, waits for the rest of it."""
         self._lifted.set()

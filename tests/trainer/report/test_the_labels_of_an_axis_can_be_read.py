@@ -48,3 +48,9 @@ def test_a_series_that_only_rounding_changes_is_a_number(tmp_path: Path) -> None
     assert "response_finished/mean <b>1</b>" in html
     assert "<b>response_finished/mean</b>" not in html
     assert "reward/mean" in page.sections["helpful-ppo"]
+
+
+def test_a_long_series_is_drawn_by_means_and_their_range() -> None:
+    """Of 400 steps each point is two: the means are 0, so only the band below and above them needs these labels."""
+    svg = lines("name", {0: (range(1, 401), [-3.0, 3.0] * 200)})
+    assert re.findall(r">([^<>]*)</text>", svg)[-3:] == ["−2", "0", "2"]  # noqa: RUF001 the minus of a label

@@ -350,7 +350,7 @@ def valid_jobs(file: Path, sets: Sequence[str] | None, output: Path) -> list[Job
     from rlhf_trainer.run.deep_check import problems  # torch and transformers: seconds
 
     found = [error for _, error in problems(jobs, jobs, output)]
-    if mistakes:  # they are printed
+    if mistakes:  # printed above
         raise SpecError(Problem(*str(error).partition(": ")[::2]) for error in found)
     if found:
         raise together(found)

@@ -140,10 +140,10 @@ def _trials(job: Job, tried: Sequence[tuple[int, str, Sample]], *, judges: bool)
     with ExitStack() as stack:
         environments = stack.enter_context(closing(environments_of(job))) if job.spec.rollout.environment else None
         codes = {path: stack.enter_context(closing(code)) for path, code in reward_code(job, ranks=1).items()}
-        asked = {path: code for path, code in codes.items() if judges or not isinstance(code, JudgeClient)}
+        used = {path: code for path, code in codes.items() if judges or not isinstance(code, JudgeClient)}
         for row, kind, sample in tried:
             began, text = time.monotonic(), sample.response
-            scores = {path: try_score(code, sample, [other for *_, other in tried]) for path, code in asked.items()}
+            scores = {path: try_score(code, sample, [other for *_, other in tried]) for path, code in used.items()}
             trial, total = {term.name: scores.get(path) for path, term in terms.items()}, total_of(terms, scores)
             if environments:
                 calls = {"reset": {"prompt": sample.prompt, **sample.columns}, "step": text}

@@ -36,7 +36,7 @@ def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
 
 def leave(code: int) -> NoReturn:
     """End this process, at once if its Ray has ended before."""
-    session = sys.modules.get("rlhf_trainer.run.session")  # no import, which takes a second: without it Ray never began
+    session = sys.modules.get("rlhf_trainer.run.session")  # an import takes a second; not imported: no Ray
     if session and session.how_ray_ended():
         sys.stdout.flush()
         os._exit(code)  # parts of Ray in this process wait for its servers, or crash

@@ -110,10 +110,9 @@ def plans_of(
             responses=given or _measured_lengths(earlier, job),
             prompts=lengths_of(prompts, "--prompt-tokens", most=data.max_prompt_tokens) if prompts else (),
         )
-        notes = [*networks_of(machines), *notes_of(job, mapping, machines, shapes), slots]
-        notes.append(upload_in_words(job, shapes, mapping, machines))
-        told = tuple(filter(None, notes))
-        plans.append(JobPlan(job, mapping, calibration, prices_of(machines), told, in_words(job, shapes)))
+        upload = upload_in_words(job, shapes, mapping, machines)
+        notes = filter(None, (*networks_of(machines), *notes_of(job, mapping, machines, shapes), slots, upload))
+        plans.append(JobPlan(job, mapping, calibration, prices_of(machines), tuple(notes), in_words(job, shapes)))
     return plans
 
 

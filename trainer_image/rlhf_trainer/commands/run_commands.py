@@ -155,8 +155,8 @@ def size(
     tokens = {name: tokens_of(text, f"--{name}") if text or name != "mean" else 0 for name, text in lengths.items()}
     counts = {"samples": samples or 0, "prompts": prompts, "lora": lora, "steps": steps}
     training = Training(algorithm, **tokens, **counts, sets=sets or ())
-    asked = {"--deadline": deadline, "--step-time": step_time}
-    times = [seconds_of(text, path) if text else math.inf for path, text in asked.items()]
+    limited = {"--deadline": deadline, "--step-time": step_time}
+    times = [seconds_of(text, path) if text else math.inf for path, text in limited.items()]
     limits = Limits(budget=budget or math.inf, deadline=times[0], step=times[1])
     pictures = [each for each in (svg, png) if each]
     size_and_print(model, training, market_of(prices), gpus, limits, in_json, output, pictures)

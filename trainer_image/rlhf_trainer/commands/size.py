@@ -16,13 +16,13 @@ from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
 from rlhf_api.problems import SpecError
 from rlhf_importers.peers import commands_of
-from rlhf_planning.asked_model import AskedModel, model_of, size_in_words
 from rlhf_planning.command_line import print_errors
 from rlhf_planning.job_plan import notes_of
 from rlhf_planning.mapping_text import COLUMNS, Prose, printing
 from rlhf_planning.market import Market
+from rlhf_planning.named_model import NamedModel, model_of, size_in_words
 from rlhf_planning.sized_job import Training, document_of, placed_document, shapes_of
-from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, nodes_for, size_job, wanted_gpus
+from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, nodes_for, requested_gpus, size_job
 from rlhf_planning.timeline import interval_text, plain
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.preconditions import require_generating
@@ -43,15 +43,15 @@ def size_and_print(
 ) -> None:
     """Print the hardware for a training of the model `name`; write the chosen row's files and the pictures.
 
-    Raises EnvironmentProblem if the job fits on none of the asked hardware.
+    Raises EnvironmentProblem if the job fits on none of the requested hardware.
     """
-    model, wanted = model_of(name), wanted_gpus(gpus)
+    model, requested = model_of(name), requested_gpus(gpus)
 
     def sized(sets: Sequence[str]) -> tuple[dict[str, Any], Job, Sizing]:
         document = document_of(model, training._replace(sets=sets))
         job = Job.parse(document)
         require_generating([job], job, Path())
-        return document, job, size_job(job, wanted, market, limits, training.lengths())
+        return document, job, size_job(job, requested, market, limits, training.lengths())
 
     def compared(job: Job, found: Sizing) -> object:
         return found.as_json(), [*sentences_of(found, job, market, limits)]
@@ -73,7 +73,7 @@ def size_and_print(
         print_sizing(sizing, job, market, limits, title=title, closing=_layout(files, output, training.mean))
     for picture in pictures if sizing.rows else ():
         _draw(sizing, title, picture)
-    if len(sizing.unfit) == len(wanted) and (wanted or not sizing.rows):
+    if len(sizing.unfit) == len(requested) and (requested or not sizing.rows):
         raise EnvironmentProblem("; ".join(sizing.unfit) or "the job fits on none of the GPUs with a price")
 
 
@@ -83,12 +83,12 @@ def print_unused_sets(sets: Sequence[str], whole: object, answer_of: Callable[[S
     whole: answer with all arguments; answer_of: function for the answer with some of them.
     """
     for place, text in enumerate(sets):
-        with suppress(SpecError, TrainerError):  # another setting needs it
+        with suppress(SpecError, TrainerError):  # another argument needs this one
             if answer_of([*sets[:place], *sets[place + 1 :]]) == whole:
                 print_errors([f"--set {text} changes nothing of this answer"])
 
 
-def _title(model: AskedModel, job: Job, mean: int, sizing: Sizing) -> str:
+def _title(model: NamedModel, job: Job, mean: int, sizing: Sizing) -> str:
     spec, role = job.spec, job.saved
     rows, samples = spec.training.prompt_batch_size, spec.rollout.samples_per_prompt
     work = f"{rows:,} prompts x {samples} responses" if rows else f"{spec.training.batch_size:,} rows"
@@ -129,7 +129,7 @@ def _layout(files: dict[str, tuple[str, str]], output: Path | None, mean: int) -
 def _draw(sizing: Sizing, title: str, picture: Path) -> None:
     from rlhf_trainer.report.plan_pictures import size_figure  # matplotlib
 
-    if not any(row.price for row in sizing.rows):
+    if not any(row.offer.on_demand for row in sizing.rows):
         raise EnvironmentProblem(f"{picture}: shows hours against money, and no row has a price (--prices)")
     with writing(picture):
         size_figure(sizing, title, picture)
@@ -174,7 +174,7 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
     yield f"> {name_of(row)} is {sizing.why}: {_work(row)}; {share:.0%} of it is {phase}."
     if (cost := row.cost()) and limits.budget < math.inf:
         yield f"  {money(limits.budget)} USD buy about {int(limits.budget / cost * row.steps):,} steps on it."
-    if row.spot is not None:
+    if row.offer.spot is not None:
         minutes = job.spec.checkpoint.every_minutes
         lost = (minutes / 2 + RESTART_MINUTES) / 60
         yield (
@@ -190,7 +190,7 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
     rows, shapes = dict.fromkeys([row, *sizing.rows, small or row]), shapes_of(job)
     notes = [notes_of(job, each.mapping, nodes_for(job, each.gpu, each.gpus), shapes) for each in rows]
     yield from dict.fromkeys(chain.from_iterable(notes))
-    source = market.offer(row.gpu).source
+    source = row.offer.source
     yield (
         f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. Intervals: errors of a fit on "
         "published steps, one source left out at a time; no GPU has run any."

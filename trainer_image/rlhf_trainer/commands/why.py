@@ -20,7 +20,7 @@ from rlhf_trainer.run_folder.folder import writing
 from rlhf_trainer.why.diagnosis import NO_CAUSE, Diagnosis, described, diagnose, outside
 
 MAX_SHOWN = 6
-"""Most settings and most signals of a comparison that are shown; the number of the others is said."""
+"""Most settings and most signals of a comparison that are shown; the answer says how many more there are."""
 MAX_OTHERS = 20
 """Most run folders beside this one in which a healthy run of a job is looked for, the newest first."""
 Line = tuple[str, str, str]

@@ -109,7 +109,6 @@ class Tracer:
             arguments=arguments,
             phase=transfer.phase,
             pool=pool,
-            protocol=protocol.name,
             level=1 + max(before),
             adds={key: self._rows * each.type.row_bytes(self._widths) for key, each in added.items()},
             row_by_row=transfer.row_by_row,
@@ -142,14 +141,15 @@ class Tracer:
                 FieldTransfer(name=key, added_as=each.name, bytes=fetched * each.type.row_bytes(self._widths) * summed)
                 for key, each in read.items()
             )
-            edge = Edge(
-                producer=producer,
-                consumer=consumer,
-                fields=moved,
-                split=split,
-                broadcast=fetched // self._rows,
-                summed=summed,
-                axes=(axes[AxisPlacement.SPLIT], axes[AxisPlacement.BROADCAST], summed_axes),
+            parts = {
+                "S(0)/": (split, axes[AxisPlacement.SPLIT]),
+                "B*": (fetched // self._rows, axes[AxisPlacement.BROADCAST]),
+                "P+": (summed, summed_axes),
+            }
+            spread = (
+                f"{mark}{count} {'*'.join(along)}".strip()
+                for mark, (count, along) in parts.items()
+                if mark == "S(0)/" or count > 1
             )
-            edges.append(edge)
+            edges.append(Edge(producer=producer, consumer=consumer, fields=moved, spread=", ".join(spread)))
         return edges

@@ -22,7 +22,6 @@ class Callback:
         self.field, self._entry, self._folder = field, entry, folder
         self.target: Mapping[str, Any] = entry.model_dump(mode="json")
         self._object: Any = None
-        self._job: Job | None = None
         self._last_step = 0.0
 
     def check(self) -> None:
@@ -39,9 +38,9 @@ class Callback:
     def create(self, job: Job) -> str:
         return job.name
 
-    def go_on(self, job: Job, run: str) -> None:  # noqa: ARG002 it has no runs
+    def go_on(self, job: Job, run: str) -> None:  # noqa: ARG002 the object knows neither
         with own_code(self._entry.entrypoint, self.field) as found:
-            self._job, self._object = job, found(**self._entry.arguments)
+            self._object = found(**self._entry.arguments)
 
     def send(self, records: Sequence[Mapping[str, float]]) -> None:
         """Call the user's `step` once for each record, also if a failed batch of records is sent again."""
@@ -52,7 +51,6 @@ class Callback:
 
     def close(self, phase: Phase) -> None:
         """Call the user's `close` with the job's phase and, if the job succeeded, the job's entry in summary.json."""
-        assert self._job is not None, "go_on comes first"
-        measured = read_summary(self._folder.parent).get(self._job.name, {}) if phase == "Succeeded" else {}
+        measured = read_summary(self._folder.parent).get(self._folder.name, {}) if phase == "Succeeded" else {}
         with own_code(self._entry.entrypoint, self.field):
             self._object.close({**measured, "phase": phase})

@@ -247,5 +247,5 @@ def phase_table(view: JobView) -> Table:
 def display_for(jobs: Sequence[Job]) -> Display:
     """Return the live display in a terminal, else one of plain lines."""
     console = LastingConsole(highlight=False)
-    is_terminal = sys.stdout.isatty() and console.is_interactive  # the second alone believes FORCE_COLOR
+    is_terminal = sys.stdout.isatty() and console.is_interactive  # with FORCE_COLOR the second is true for a pipe
     return LiveDisplay(console, jobs) if is_terminal else Display(console)

@@ -18,7 +18,7 @@ from rlhf_trainer.errors import EnvironmentProblem
 TOKEN = "MLFLOW_TRACKING_TOKEN"
 VARIABLES = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # a tracker that fails is tried again, however long that takes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # `Tracker` retries by itself
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
@@ -49,11 +49,11 @@ class MLflowRuns:
 
     def check(self) -> None:
         client = self._client
-        if set(os.environ.get(TOKEN, "")) & set(string.whitespace):  # its client would tell the token
+        if set(os.environ.get(TOKEN, "")) & set(string.whitespace):  # the client's error would show the token
             raise EnvironmentProblem(f"{self.field}: {TOKEN} holds a space or a newline")
         try:
             client.search_experiments(max_results=1)
-        except Exception as error:  # whatever it raises: it does not answer as MLflow does
+        except Exception as error:  # any error: no MLflow server answers
             reason = one_line(f"{type(error).__name__}: {error}", 200)
             raise EnvironmentProblem(f"{self.field}.uri: {self._settings.uri} does not answer: {reason}") from error
 

@@ -17,7 +17,7 @@ from rlhf_api.job import Job
 from rlhf_api.own_code import describe_error
 from rlhf_api.problems import one_line
 from rlhf_api.status import Phase
-from rlhf_trainer.outputs.trackers import tell
+from rlhf_trainer.outputs.trackers import report_output
 from rlhf_trainer.run_folder.attempt import own_attempt
 from rlhf_trainer.run_folder.folder import MAX_REASON, JobFolder
 from rlhf_trainer.telemetry import MODEL_CALL, TOOL, Span, StepReport
@@ -37,7 +37,7 @@ REWARDS: Final = ("reward.", "cost.")
 class SpanSender:
     """Listener that sends each step as a trace, from a thread; no step waits for it, and only the job's end a little.
 
-    Spans that cannot be sent are counted, told at the end, and not sent again.
+    Spans that cannot be sent are counted, reported at the end, and not sent again.
     """
 
     def __init__(self, job: Job, folder: JobFolder, warn: Callable[[str], None]) -> None:
@@ -104,7 +104,7 @@ class SpanSender:
         return Resource.create({name: value for name, value in known.items() if value is not None})
 
     def _say(self, message: str) -> None:
-        tell(self._folder, self._warn, f"{self._job.name}: {FIELD}", message)
+        report_output(self._folder, self._warn, f"{self._job.name}: {FIELD}", message)
 
 
 def require_package() -> None:
@@ -117,7 +117,7 @@ def _exporter(endpoint: str) -> Any:
     import requests
     from opentelemetry.exporter.otlp.proto.http import trace_exporter
 
-    logging.getLogger(trace_exporter.__name__).disabled = True  # `_say` tells failures, and only once
+    logging.getLogger(trace_exporter.__name__).disabled = True  # `_say` reports the first failure
     session = None if any("CREDENTIAL_PROVIDER" in name for name in os.environ) else requests.Session()
     if session:  # else the exporter gets one from OpenTelemetry's credential provider
         session.hooks["response"].append(_refuse_redirection)

@@ -65,9 +65,9 @@ class Tracker:
         self._is_open = False
         self._failures = 0
 
-    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 the file says the steps
+    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 metrics.jsonl has the steps
         self._job, self._run, self._step = job, "", 0
-        with suppress(ValueError, TypeError, LookupError):  # no state, or none that can be read, is a new run
+        with suppress(ValueError, TypeError, LookupError):  # without a readable state the run is new
             state = read_object(self._state_file)
             if state["target"] == self._service.target:
                 self._run, self._step = str(state["run"]), int(state["step"])
@@ -104,7 +104,7 @@ class Tracker:
             except Exception as error:  # noqa: BLE001 whatever it is, training goes on
                 self._failures += 1
                 if self._failures == 1:
-                    prefix = f"{self._service.field}: "  # in the errors of a callback
+                    prefix = f"{self._service.field}: "  # a callback's error begins with it already
                     is_ours = isinstance(error, TrainerError)
                     text = str(error).removeprefix(prefix) if is_ours else describe_error(error)
                     self._say(f"{one_line(text, MAX_REASON)}; training goes on, and it is tried again")
@@ -149,10 +149,10 @@ class Tracker:
         replace(self._state_file, json.dumps(state) + "\n")
 
     def _say(self, message: str) -> None:
-        tell(self._folder, self._warn, self._service.field, message)
+        report_output(self._folder, self._warn, self._service.field, message)
 
 
-def tell(folder: JobFolder, warn: Callable[[str], None], field: str, message: str) -> None:
+def report_output(folder: JobFolder, warn: Callable[[str], None], field: str, message: str) -> None:
     """Write a line about an output to the terminal, and to events.log if this attempt still owns the folder.
 
     field: job and field of the manifest, as `Service.field`.

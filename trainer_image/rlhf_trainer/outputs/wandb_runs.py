@@ -50,7 +50,7 @@ class WandBRuns:
         """Open W&B's run of this id; `wandb sync` joins the files of several attempts by the id."""
         client = wandb()
         document = document_of(job)
-        document["spec"].pop("runtime")  # what pods are made of
+        document["spec"].pop("runtime")  # settings of pods
         self._run = client.init(
             project=self._settings.project,
             entity=self._settings.entity,

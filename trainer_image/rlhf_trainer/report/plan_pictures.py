@@ -66,8 +66,8 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
     keys = _keys_of(timeline, pools)
     figure.legend(handles=keys, loc="outside lower left", ncols=5, frameon=False, fontsize="small", handlelength=1.2)
     stages = (f"{stage} {seconds_text(end - start)}" for stage, (start, end) in timeline.stages.items())
-    said = f"predicted: a step of {seconds_text(timeline.seconds)}{timeline.ahead}: {', '.join(stages)}"
-    plots[0].set_title(said, loc="left", color=FAINT, fontsize="medium")
+    caption = f"predicted: a step of {seconds_text(timeline.seconds)}{timeline.ahead}: {', '.join(stages)}"
+    plots[0].set_title(caption, loc="left", color=FAINT, fontsize="medium")
     figure.draw_without_rendering()
     width = plots[0].get_window_extent().width * INCH / figure.dpi
     hovers: dict[str, str] = {}

@@ -68,11 +68,9 @@ def lines(name: str, series: Mapping[int, Series]) -> Markup:
         if is_log(together):
             axes.set_yscale("log")
         for colour, (steps, values) in series.items():
-            x, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
-            if len(x) > POINTS:
-                parts = np.array_split(np.arange(len(x)), POINTS)
-                low, high = _each(y, parts, np.min), _each(y, parts, np.max)
-                x, y = _each(x, parts, np.mean), _each(y, parts, np.mean)
+            x, y = _thinned(steps, np.mean), _thinned(values, np.mean)
+            if len(steps) > POINTS:
+                low, high = _thinned(values, np.min), _thinned(values, np.max)
                 axes.fill_between(x, low, high, color=SERIES[colour], alpha=0.22, linewidth=0)
             axes.plot(x, y, color=SERIES[colour], marker="o" if len(x) <= 12 else "", markersize=3)
         _mark(axes.yaxis, LogLocator(subs=(1.0, 3.0), numticks=6) if is_log(together) else MaxNLocator(4))
@@ -83,10 +81,7 @@ def lines(name: str, series: Mapping[int, Series]) -> Markup:
 
 def stack(name: str, steps: Sequence[int], series: Mapping[int, Sequence[float]]) -> Markup:
     """Draw series as stacked areas against the step, the first at the bottom; `series`: colour's index -> values."""
-    x, rows = np.asarray(steps, dtype=float), [np.asarray(row, dtype=float) for row in series.values()]
-    if len(x) > POINTS:
-        parts = np.array_split(np.arange(len(x)), POINTS)
-        x, rows = _each(x, parts, np.mean), [_each(row, parts, np.mean) for row in rows]
+    x, rows = _thinned(steps, np.mean), [_thinned(row, np.mean) for row in series.values()]
     if len(x) == 1:  # an area needs a width
         x, rows = np.array([x[0] - 0.5, x[0] + 0.5]), [np.repeat(row, 2) for row in rows]
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
@@ -140,8 +135,9 @@ def _mark(axis: Axis, ticks: Locator, *, unit: str = "") -> None:
     axis.set_major_formatter(Labels(unit))
 
 
-def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Array], Any]) -> Array:
-    return np.asarray([reduce(values[part]) for part in parts])
+def _thinned(values: Sequence[float], reduce: Callable[[Array], Any]) -> Array:
+    parts = np.array_split(np.asarray(values, dtype=float), min(len(values), POINTS))
+    return np.asarray([reduce(part) for part in parts])
 
 
 def _svg(figure: Figure, hovers: Mapping[str, str] = MappingProxyType({})) -> Markup:

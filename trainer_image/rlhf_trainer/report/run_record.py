@@ -39,8 +39,6 @@ class Rollouts:
     """`first_rows`, in the order of step and row, so that responses to a prompt are together."""
     kept: int = 0
     steps: int = 0
-    damaged: int = 0
-    """Number of lines of rollouts.jsonl that cannot be read."""
 
 
 class Event(NamedTuple):
@@ -146,12 +144,9 @@ def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobR
     lines = [row for row in _json_lines(folder / "metrics.jsonl", notes) if isinstance(row.get("step"), int)]
     numbers = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in lines]
     samples = [row for row in _json_lines(folder / "samples.jsonl", notes) if "prompt" in row]
-    rollouts = read_rollouts(folder / ROLLOUTS)
-    if rollouts.damaged:
-        notes.append(_left_out(ROLLOUTS, rollouts.damaged, rollouts.kept))
     return JobRecord(
         name=folder.name,
-        rollouts=rollouts,
+        rollouts=_read_rollouts(folder / ROLLOUTS, notes),
         settings=_read(folder / "job.yaml", _settings, {}, notes),
         status=_read(folder / "status.json", Status.model_validate_json, Status(), notes),
         records=[by_step for _, by_step in sorted({line["step"]: line for line in numbers}.items())],
@@ -210,13 +205,13 @@ def _json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
             rows.append(_object(line))
         except (ValueError, TypeError):
             damaged += 1
-    if damaged:
-        notes.append(_left_out(path.name, damaged, len(rows)))
+    _note_damage(path, damaged, len(rows), notes)
     return rows
 
 
-def _left_out(name: str, damaged: int, whole: int) -> str:
-    return f"{name}: {damaged} of {damaged + whole} lines cannot be read and are left out"
+def _note_damage(path: Path, damaged: int, whole: int, notes: list[str]) -> None:
+    if damaged:
+        notes.append(f"{path.name}: {damaged} of {damaged + whole} lines cannot be read and are left out")
 
 
 def _lines(path: Path) -> list[str]:
@@ -228,7 +223,7 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def read_rollouts(file: Path) -> Rollouts:
+def _read_rollouts(file: Path, notes: list[str]) -> Rollouts:
     """Read the `first_rows` of a rollouts.jsonl, which may exceed the memory; none if there is no file."""
     if not file.is_file():
         return Rollouts()
@@ -247,7 +242,8 @@ def read_rollouts(file: Path) -> Rollouts:
             return parse_row(lines.readline())
 
         rows = [*map(row_at, first_rows(starts))]
-    return Rollouts(rows, len(starts), len({step for step, _ in starts}), damaged)
+    _note_damage(file, damaged, len(starts), notes)
+    return Rollouts(rows, len(starts), len({step for step, _ in starts}))
 
 
 def first_rows(places: Collection[Place]) -> list[Place]:

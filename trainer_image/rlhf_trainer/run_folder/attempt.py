@@ -114,7 +114,7 @@ def read_exit(output: Path, attempt: AttemptId) -> Mapping[str, Any] | None:
 
 def read_status(job_folder: Path, attempt: AttemptId) -> dict[str, Any]:
     """Return status.json of a job's folder if the trainer of this attempt wrote the file; else an empty mapping."""
-    last = owner(job_folder)  # first: a status read later belongs to this owner or to a later one
+    last = owner(job_folder)  # read first: a status read later belongs to this owner or to a later one
     status = read_object(job_folder / STATUS)
     is_its = (status.get("attempt"), last.job_uid if last else "") == (attempt.number, attempt.job_uid)
     return status if is_its else {}

@@ -124,7 +124,7 @@ def _save_before_the_end(output: Path, attempt: AttemptId) -> str:
         (output / SAVE_REQUEST).touch()
     while saved < done:  # other pods may request a checkpoint, too: only the step of the newest one counts
         time.sleep(POLL_SECONDS)
-        alive = watch.is_alive()  # looked at first: a status read after the end is final
+        alive = watch.is_alive()  # checked first: a status read after the end is final
         saved = _steps(output, attempt)[1]
         if saved < done and not alive:
             if watch.has_freed_its_lock() and read_exit(output, attempt) is None:
@@ -215,7 +215,7 @@ def shown_phase(folder: Path, status: Status | None) -> str:
     """Return the phase of a job in a run folder, or DIED or DAMAGED; status: as `readable_status` returns it."""
     if not status:
         return DAMAGED
-    has_died = status.phase == "Running" and owner(folder) is None and not is_running(folder)  # not in a pod
+    has_died = status.phase == "Running" and owner(folder) is None and not is_running(folder)  # and it is in no pod
     return DIED if has_died else status.phase
 
 

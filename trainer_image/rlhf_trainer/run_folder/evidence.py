@@ -121,7 +121,7 @@ def labelled(job: Job, folder: Path) -> tuple[tuple[ReadInput, ...], Output]:
         "digest": digest,
         "inputs": [each.model_dump(mode="json", exclude_none=True) for each in read],
     }
-    if folder.is_dir() and made and made["kind"] == "model":  # a later job reads all files of a data set
+    if folder.is_dir() and made and made["kind"] == "model":  # not in a data set, of which a later job reads all files
         (folder / LABELS).write_text(json.dumps(labels, indent=2) + "\n")
     return read, Output(uri=folder.resolve().as_uri(), digest=digest)
 

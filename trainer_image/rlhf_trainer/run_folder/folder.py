@@ -370,7 +370,7 @@ class JobFolder:
         """Record in the status why the run ended, if the disk permits; host: the machine that is to blame."""
         if not self.path.is_dir():
             return
-        with suppress(OSError, EnvironmentProblem):  # the reason in the terminal matters more
+        with suppress(OSError, EnvironmentProblem):  # must not hide the reason in the terminal
             self.require_ours()
             self._write_status(
                 phase=phase_after(reason),

@@ -51,7 +51,7 @@ def only_run_in(output: Path) -> Iterator[None]:
         except BlockingIOError:
             raise EnvironmentProblem(f"--output {output}: another rlhf run is using this folder") from None
         except OSError as error:
-            # the operator starts an attempt once, so on its volumes a lock is a second safety
+            # the operator starts an attempt once, so on its volumes the lock is a second safeguard
             if attempt is None or error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
                 raise EnvironmentProblem(f"--output {output}: cannot be locked: {error.strerror}") from error
         for older in output.glob(f"{LOCK}-*"):

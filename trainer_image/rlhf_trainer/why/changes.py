@@ -45,7 +45,7 @@ def change_of(name: str, series: Series) -> Change | None:
     series = _thinned(series)
     if len(series) < FEWEST or np.ptp(series.values) == 0:
         return None
-    scale = max(float(np.var(series.values)), 1e-30) * 1e-6  # a perfect fit is no infinite evidence
+    scale = max(float(np.var(series.values)), 1e-30) * 1e-6  # keeps the evidence of a perfect fit finite
     plain = _criterion(series, _line(series, series.steps), scale, 2)
     found, steps, low, high = [], series.steps, series.values.min(), series.values.max()
     for place in range(2, len(series) - 1):

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import CUSTOM
-from rlhf_trainer.why.seen import Array, Row, Seen, Series, column, median
+from rlhf_trainer.why.seen import Array, Row, Seen, column, median
 
 MIN_STEPS = 5
 """Fewest steps of a series from which a rule draws a conclusion."""
@@ -92,8 +91,8 @@ def constant_reward(seen: Seen) -> Shown | None:
     if len(mean) < MIN_STEPS or len(spread) != len(mean):
         return None
     constant = spread.values <= 1e-6 * np.maximum(1.0, np.abs(mean.values))
-    held_out = seen.series(seen.measure) if seen.is_judged_apart else Series(np.array([]), np.array([]))
-    if not constant[:MIN_STEPS].all() or constant.mean() < 0.9 or held_out.last > 0.95:
+    is_solved = seen.is_judged_apart and seen.series(seen.measure).last > 0.95
+    if not constant[:MIN_STEPS].all() or constant.mean() < 0.9 or is_solved:
         return None
     texts = {row["response"] for row in seen.rows}
     return Shown({"reward": mean.last, "steps": int(constant.sum()), "texts": len(texts)}, seen.rows)
@@ -126,12 +125,12 @@ def cut_rewarded(seen: Seen) -> Shown | None:
     finished = seen.series("response_finished/mean")
     if len(finished) < MIN_STEPS or not finished.last < finished.first - 0.2:
         return None
-    is_cut, rewards = _is_cut(seen.rows), column(seen.rows, "reward")
+    is_cut = np.array([row.get("finished") is False for row in seen.rows], dtype=bool)
     if min(is_cut.sum(), (~is_cut).sum()) < MIN_ROWS // 2:
         return None
-    expected = _by_length(seen.rows, ~is_cut)
-    gap = float(np.mean(rewards[is_cut] - expected[is_cut]))
-    noise = float(np.std(rewards[~is_cut] - expected[~is_cut]))
+    lengths, rewards = column(seen.rows, "response_tokens"), column(seen.rows, "reward")
+    unexplained = rewards - np.polyval(np.polyfit(lengths[~is_cut], rewards[~is_cut], 1), lengths)
+    gap, noise = float(np.mean(unexplained[is_cut])), float(np.std(unexplained[~is_cut]))
     if not gap > 1.0 * max(noise, 1e-9):
         return None
     numbers = {"gap": gap, "first": 100 * (1 - finished.first), "last": 100 * (1 - finished.last)}
@@ -226,18 +225,8 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def _is_cut(rows: Sequence[Row]) -> NDArray[np.bool_]:
-    return np.array([row.get("finished") is False for row in rows], dtype=bool)
-
-
 def _cut(rows: Sequence[Row]) -> list[Row]:
     return sorted((row for row in rows if row.get("finished") is False), key=lambda row: -row["reward"])
-
-
-def _by_length(rows: Sequence[Row], fitted: NDArray[np.bool_]) -> Array:
-    """Return the reward that each row's length explains, by a line through the rows that are `fitted`."""
-    lengths, rewards = column(rows, "response_tokens"), column(rows, "reward")
-    return np.asarray(np.polyval(np.polyfit(lengths[fitted], rewards[fitted], 1), lengths), dtype=np.float64)
 
 
 def _correlation(one: Array, other: Array) -> float:

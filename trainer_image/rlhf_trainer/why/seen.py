@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Row = Mapping[str, Any]
-FIRST, LAST = slice(None, 5), slice(-5, None)
-"""Steps at the begin and at the end of a job that are compared by their medians."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,12 @@ class Series:
     @property
     def first(self) -> float:
         """Median of the first five values; NaN without a value."""
-        return median(self.values[FIRST])
+        return median(self.values[:5])
 
     @property
     def last(self) -> float:
         """Median of the last five values; NaN without a value."""
-        return median(self.values[LAST])
+        return median(self.values[-5:])
 
 
 @dataclass(frozen=True)

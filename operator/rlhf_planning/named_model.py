@@ -25,7 +25,7 @@ MAX_RATIO = 1.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedModel:
+class NamedModel:
     """Model with its place, its shape as a manifest has it, and a sentence on where the shape is from."""
 
     uri: str
@@ -39,7 +39,7 @@ class AskedModel:
         return str(self.shape.get("name") or self.uri.rpartition("/")[2])
 
 
-def model_of(text: str) -> AskedModel:
+def model_of(text: str) -> NamedModel:
     """Return the model that MODEL of the command line names. Raises SpecError, with close names or for a file."""
     path, name = Path(text), text.strip().lower()
     if (os.access(path, os.F_OK) and path.is_dir()) or path.name == "config.json":
@@ -60,7 +60,7 @@ def model_of(text: str) -> AskedModel:
     return _known(known, hub, f"{text} has the shape of {known}")
 
 
-def _of_folder(folder: Path) -> AskedModel:
+def _of_folder(folder: Path) -> NamedModel:
     file = folder / "config.json"
     try:
         text = read_text(file, f"MODEL {file}")
@@ -68,10 +68,10 @@ def _of_folder(folder: Path) -> AskedModel:
     except ModelConfigError as error:
         raise SpecError([Problem(str(file), str(error))]) from None
     fields = shape.model_dump(by_alias=True, exclude_none=True)
-    return AskedModel(uri=folder.absolute().as_uri(), shape=fields, architecture=model, found=f"Its shape is in {file}")
+    return NamedModel(uri=folder.absolute().as_uri(), shape=fields, architecture=model, found=f"Its shape is in {file}")
 
 
-def _of_size(text: str, parameters: float) -> AskedModel:
+def _of_size(text: str, parameters: float) -> NamedModel:
     """Return the first dense model of the table whose nominal size is nearest."""
 
     def distance(name: str) -> float:
@@ -86,9 +86,9 @@ def _of_size(text: str, parameters: float) -> AskedModel:
     return _known(nearest, HUB_IDS[nearest][0], f"{text} is taken as {nearest}, the nearest dense model of the table")
 
 
-def _known(name: str, hub: str, found: str) -> AskedModel:
+def _known(name: str, hub: str, found: str) -> NamedModel:
     model = architecture_in(Shape(name=name), "actor")
-    return AskedModel(uri=f"hf://{hub}", shape={"name": name}, architecture=model, found=found)
+    return NamedModel(uri=f"hf://{hub}", shape={"name": name}, architecture=model, found=found)
 
 
 def _by_hub_id() -> dict[str, tuple[str, str]]:
