@@ -20,9 +20,9 @@ GRID = {"models.actor.optimizer.learningRate": "1e-4,5e-4,2e-3", "rollout.sample
 TRIALS, STEPS, SHARE, MEASURE = 9, 36, 0.4, "evaluation/reward"
 BUDGET, LEAST_OF_BEST = int(SHARE * TRIALS * STEPS), 0.95
 STEERED = (
-    "training.totalSteps=60",
+    "training.totalSteps=120",
     "evaluation=null",
-    "algorithm.kl={coefficient: 0.0, controller: LearningRate, target: 0.02, horizon: 2048}",
+    "algorithm.kl={coefficient: 0.0, controller: LearningRate, target: 0.02, horizon: 5120}",
     "models.actor.optimizer.schedule=Constant",
 )
 TARGET, HELD = 0.02, 0.2
@@ -57,14 +57,14 @@ def _tuned(output: Path, seed: int, budget: int) -> dict[str, Any]:
 
 
 def steered_rate(made: Path, folder: Path) -> dict[str, Any]:
-    """Steer the KL of updates by the learning rate; figures of the last third of the steps, over its target."""
+    """Steer the KL of updates by the learning rate; figures of the last half of the steps, over its target."""
     row: dict[str, Any] = {"of_target": []}
     for seed in SEEDS:
         output = folder / f"steered-{seed}"
         shutil.copytree(made / SFT, output / SFT)
         _rlhf("run", EXAMPLE, "--output", output, *_sets(*STEERED, f"training.seed={seed}"))
         lines = (output / JOB / "metrics.jsonl").read_text().splitlines()
-        measured = [json.loads(line)["kl/update"] for line in lines[-len(lines) // 3 :]]
+        measured = [json.loads(line)["kl/update"] for line in lines[-len(lines) // 2 :]]
         row["of_target"].append(sum(measured) / len(measured) / TARGET)
     row["ok"] = all(abs(each - 1.0) <= HELD for each in row["of_target"])
     return row

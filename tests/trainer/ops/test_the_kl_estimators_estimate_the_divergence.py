@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch.distributions import Categorical, kl_divergence
 from torch.testing import assert_close
 
 from rlhf_api.spec.algorithms import KL, Estimator
-from rlhf_trainer.ops.kl import KLController, kl_estimate
+from rlhf_trainer.ops.kl import KLController, RateController, kl_estimate
 
 POLICY = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 REFERENCE = torch.tensor([0.2, 0.3, 0.1, 0.4], dtype=torch.float64)
@@ -95,9 +96,27 @@ def test_the_steering_scalar_by_hand() -> None:
         controller = KLController(KL(controller="Coefficient", target=6.0), 0.1)
         controller.follow(256 * kl, 256.0)
         assert controller.value == pytest.approx(0.1 * (1 + error * 256 / 10_000), rel=1e-12), kl
-    bounded = KLController(KL(controller="LearningRate", target=6.0, horizon=8), 1.0, limit=1.5)
-    values = []
-    for kl in (60.0, 60.0, 60.0, 0.0):
-        bounded.follow(256 * kl, 256.0)  # more responses than the horizon count as the horizon
-        values.append(bounded.value)
-    assert values == pytest.approx([1.2, 1.44, 1.5, 1.2])
+
+
+def test_the_factor_of_the_learning_rate_by_hand() -> None:
+    """The logarithm adds up the errors, of which one is bounded; more responses than the horizon count as it."""
+    factor = RateController(KL(controller="LearningRate", target=6.0, horizon=1024))
+    for kl, logarithm in {6.0: 0.0, 12.0: -0.25, 0.0: 0.0, 30.0: -1.0, math.nan: -1.0, 9.0: -1.125}.items():
+        factor.follow(256 * kl, 256.0)
+        assert math.log(factor.value) == pytest.approx(logarithm, abs=1e-12), kl
+    factor.follow(1024 * 6e9, 1024.0)
+    assert factor.value == 0.1
+    for _ in range(9):
+        factor.follow(0.0, 4096.0)
+    assert factor.value == 10.0
+
+
+def test_the_mean_of_skewed_updates_reaches_the_target() -> None:
+    """KLs of updates are log-normal, and grow with the square of the learning rate from twice the target."""
+    draws = np.random.default_rng(0)
+    factor, found = RateController(KL(controller="LearningRate", target=0.02, horizon=5120)), []
+    for _ in range(2000):
+        found.append(0.04 * factor.value**2 * draws.lognormal(-(0.95**2) / 2, 0.95))
+        factor.follow(512 * found[-1], 512.0)
+    assert np.mean(found[100:]) == pytest.approx(0.02, rel=0.03)
+    assert np.median(found[100:]) < 0.02 * 0.8

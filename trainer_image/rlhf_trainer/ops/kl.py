@@ -1,4 +1,4 @@
-"""Estimates of KL(actor || reference) from sampled tokens, and the scalar that steers a KL to a target."""
+"""Estimates of KL(actor || reference) from sampled tokens, and the scalars that steer a KL to a target."""
 
 import math
 from dataclasses import dataclass
@@ -11,6 +11,10 @@ from rlhf_api.spec.algorithms import KL, Estimator
 
 MAX_RELATIVE_ERROR = 0.2
 """Bound of the relative error, kl / target - 1, that a step corrects (arXiv:1909.08593, section 2.2)."""
+MAX_RATE_FACTOR = 10.0
+"""Largest factor by which `RateController` multiplies, or divides, the scheduled learning rate."""
+MAX_EXCESS = 10.0
+"""Largest kl / target - 1 that `RateController` takes as it is; a larger one counts as this."""
 
 
 def kl_estimate(
@@ -31,27 +35,40 @@ def kl_estimate(
 
 @dataclass
 class KLController:
-    """Scalar that grows while the KL of responses is above `settings.target` (arXiv:1909.08593, section 2.2)."""
+    """Coefficient that grows while the KL of responses is above `settings.target` (arXiv:1909.08593, section 2.2)."""
 
     settings: KL
     value: float
-    limit: float = math.inf
-    """Largest value; the smallest one is 1 / limit."""
-    share: float = 1.0
-    """Share of a step's KL in the running mean that steers; 1: the step's KL alone, as in the paper."""
-    mean: float | None = None
-    """Running mean of the KL; None before the first step."""
 
     def follow(self, total: float, count: float) -> None:
         """Move the value after a step of `count` responses whose KLs add up to `total`, in nats, if that is finite.
 
-        error = clip(mean KL / target - 1, -0.2, 0.2);  value * (1 + error * min(count, horizon) / horizon)
+        error = clip(KL / target - 1, -0.2, 0.2);  value * (1 + error * min(count, horizon) / horizon)
         """
         if self.settings.target is None or not math.isfinite(total):
             return
-        kl = total / max(count, 1.0)
-        self.mean = kl if self.mean is None else kl + (1.0 - self.share) * (self.mean - kl)
-        error = self.mean / self.settings.target - 1.0
+        error = total / max(count, 1.0) / self.settings.target - 1.0
         error = min(max(error, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
-        moved = self.value * (1.0 + error * min(count, self.settings.horizon) / self.settings.horizon)
-        self.value = min(max(moved, 1.0 / self.limit), self.limit)
+        self.value *= 1.0 + error * min(count, self.settings.horizon) / self.settings.horizon
+
+
+@dataclass
+class RateController:
+    """Factor of the learning rate that holds the mean KL of updates at `settings.target`."""
+
+    settings: KL
+    value: float = 1.0
+
+    def follow(self, total: float, count: float) -> None:
+        """Move the factor after an update from `count` responses whose KLs add up to `total`, in nats, if it is finite.
+
+        value * exp((1 - KL / target) * min(count, horizon) / horizon), from 0.1 to 10
+
+        The KL of one update may be many times the mean. `KLController` clips such values, and so holds the median;
+        here the logarithm of the factor adds up the errors, so that their mean goes to 0.
+        """
+        if self.settings.target is None or not math.isfinite(total):
+            return
+        error = min(total / max(count, 1.0) / self.settings.target - 1.0, MAX_EXCESS)
+        moved = self.value * math.exp(-error * min(count, self.settings.horizon) / self.settings.horizon)
+        self.value = min(max(moved, 1.0 / MAX_RATE_FACTOR), MAX_RATE_FACTOR)

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from rlhf_api.spec.job_spec import Attention, Kernels, Offload, Optimizer
 from rlhf_trainer.device import peak_flops
 from rlhf_trainer.errors import NumericsError
-from rlhf_trainer.ops.kl import KLController
+from rlhf_trainer.ops.kl import RateController
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.balance import ExpertBalance
@@ -191,7 +191,7 @@ class Trainer(ModelRunner):
         """path: the model's field in the manifest, for error messages; router_aux_loss: see `ExpertBalance`."""
         self._settings, self._total_steps, self._path = optimizer, total_steps, path
         self._max_skipped_updates, self.skipped_in_a_row = max_skipped_updates, 0
-        self.rate_divisor: KLController | None = None
+        self.rate_factor: RateController | None = None
         """Scalar that divides the scheduled learning rate."""
         self._optimizer = ShardedAdamW(trained_parameters(model).values(), optimizer)
         super().__init__(model, optimizer=self._optimizer, **options)
@@ -262,7 +262,7 @@ class Trainer(ModelRunner):
     def _step(self, step: int) -> None:
         rate = learning_rate(self._settings, step, total_steps=self._total_steps, path=self._path)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate / (self.rate_divisor.value if self.rate_divisor else 1.0)
+            group["lr"] = rate * (self.rate_factor.value if self.rate_factor else 1.0)
         self._steps.take()
         self.skipped_in_a_row = 0
 

@@ -14,7 +14,7 @@ from rlhf_api.spec.algorithms import OBJECTIVE_INPUTS, ActorCritic, Distilling, 
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.expert_rows import ROUTED
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
-from rlhf_trainer.ops.kl import KLController, kl_estimate
+from rlhf_trainer.ops.kl import RateController, kl_estimate
 from rlhf_trainer.ops.losses import kl_loss, policy_loss, sft_loss
 from rlhf_trainer.ops.masks import masked_sum, row_sums
 from rlhf_trainer.ops.rollout_correction import correct_rollout, unit_weights
@@ -38,10 +38,6 @@ UPDATE_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "advantages")
 FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", PARENTS, ROUTED, TEACHER_TOKENS, *PRETRAIN_FIELDS)
 
 WEIGHTS = "rollout_weights"
-MAX_RATE_FACTOR = 10.0
-"""Largest factor by which `kl.controller` LearningRate multiplies, or divides, the scheduled learning rate."""
-STEP_SHARE = 0.25
-"""Weight of the newest step in the running mean of the KL of updates; one step's KL may be many times the usual."""
 Loss = Callable[[Likelihood, Fields], Tensor]
 
 
@@ -61,7 +57,7 @@ class ActorWorker(GeneratingActor):
         with_critic = algorithm if isinstance(algorithm, ActorCritic) else None
         self._pretrain = (with_critic.pretrain_coefficient or 0.0) if with_critic else 0.0
         if algorithm.kl.controller == "LearningRate":
-            self.trainer.rate_divisor = KLController(algorithm.kl, 1.0, MAX_RATE_FACTOR, STEP_SHARE)
+            self.trainer.rate_factor = RateController(algorithm.kl)
         self._first_step = 1 + (with_critic.critic_warmup_steps if with_critic else 0)
 
     @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
@@ -95,18 +91,18 @@ class ActorWorker(GeneratingActor):
             run_together([(self.trainer.mesh, updates), (critic.trainer.mesh, critic.updates(batch))])
         else:
             run_alone(updates)
-        if self.trainer.rate_divisor and self.policy_version > version:
-            self._steer(batch, self.trainer.rate_divisor)
+        if self.trainer.rate_factor and self.policy_version > version:
+            self._steer(batch, self.trainer.rate_factor)
 
-    def _steer(self, batch: Batch, divisor: KLController) -> None:
+    def _steer(self, batch: Batch, factor: RateController) -> None:
         """Measure the KL of a step's update, from the policy before to that after, and set the next learning rate."""
         names, temperature = text_fields(batch.fields, ROUTED), self.setting.job.spec.rollout.temperature
         after, mask = log_probs_by(self.trainer, batch, names, temperature=temperature), batch["response_mask"]
         total = row_sums(kl_estimate(batch["old_log_probs"], after, estimator="K2"), mask).sum()
         count = (mask > 0).any(1).sum()
         recorder.mean("kl/update", total, count)
-        recorder.maximum("learning_rate/factor", 1.0 / divisor.value)
-        divisor.follow(*self.trainer.mesh.sum([total, count]))
+        recorder.maximum("learning_rate/factor", factor.value)
+        factor.follow(*self.trainer.mesh.sum([total, count]))
 
     def _updates(self, batch: Batch) -> Updates[None]:
         if batch.step < self._first_step:

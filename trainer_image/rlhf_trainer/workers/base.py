@@ -264,16 +264,16 @@ class TrainedModel:
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
         """Return the worker's state for a checkpoint besides tensors: JSON values, the same on every rank."""
-        steered = self.trainer.rate_divisor
-        rate = {"rate_divisor": steered.value, "kl_update": steered.mean} if steered else {}
+        steered = self.trainer.rate_factor
+        rate = {"rate_factor": steered.value} if steered else {}
         return {"skipped_in_a_row": self.trainer.skipped_in_a_row, **rate}
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
         """Restore the worker's state from a checkpoint, as `counters` returned it."""
         self.trainer.skipped_in_a_row = counters["skipped_in_a_row"]
-        if steered := self.trainer.rate_divisor:
-            steered.value, steered.mean = counters["rate_divisor"], counters["kl_update"]
+        if steered := self.trainer.rate_factor:
+            steered.value = counters["rate_factor"]
 
     @register(ONE_TO_ALL)
     def restore(self, *, uri: str) -> None:
