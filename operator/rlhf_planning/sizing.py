@@ -244,8 +244,8 @@ class _Search:
         if (gpu, gpus) not in self._rows:
             nodes, row = nodes_for(self._job, gpu, gpus), None
             if mapping := mapping_of(self._task, nodes):
-                known = {"mapping": mapping, "steps": self._steps, "offer": self._market.offer(gpu)}
-                row = Row(gpu=gpu, gpus=gpus, nodes=nodes.groups[0].count, **known)
+                offer, count = self._market.offer(gpu), nodes.groups[0].count
+                row = Row(gpu=gpu, gpus=gpus, nodes=count, mapping=mapping, steps=self._steps, offer=offer)
             self._rows[gpu, gpus] = row
         return self._rows[gpu, gpus]
 
