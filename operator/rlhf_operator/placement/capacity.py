@@ -236,7 +236,7 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
 
 
 def price_per_hour(mapping: DeviceMapping, machines: Sequence[MachineGroup], settings: Settings) -> float | None:
-    """Price of a mapping's GPUs for an hour; None if a GPU type has no price, or several, as CPU slots have none."""
+    """Price of a mapping's GPUs for an hour; None for CPU slots, and if a GPU type has no price or several."""
     found: dict[str, set[float | None]] = {}
     for group in machines:
         if gpu := settings.gpu_of(group.product):

@@ -63,7 +63,7 @@ def play(folder: str, groups: list[list[int]]) -> list[dict[str, Any]]:
 
 
 def played(kind: str, ranks: int, folder: Path, vllm_ranks: RunRanks) -> list[dict[str, Any]]:
-    """The episodes of an engine on so many ranks, which all must have."""
+    """The episodes of an engine on `ranks` ranks, which all must have."""
     save_config(folder, kind)
     config = AutoConfig.from_pretrained(folder)
     config.vocab_size = VOCAB_SIZE
@@ -76,15 +76,17 @@ def played(kind: str, ranks: int, folder: Path, vllm_ranks: RunRanks) -> list[di
 
 
 @pytest.mark.slow
-def test_each_token_of_an_episode_comes_with_its_experts(tmp_path: Path, vllm_ranks: RunRanks) -> None:
-    for each in played("qwen3 moe", 1, tmp_path / "model", vllm_ranks):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_token_of_an_episode_comes_with_its_experts(ranks: int, tmp_path: Path, vllm_ranks: RunRanks) -> None:
+    """The first of two ranks sends the episodes, with their experts, to the other."""
+    for each in played("qwen3 moe", ranks, tmp_path / "model", vllm_ranks):
         read = len(each["prompt"]) + len(each["tokens"]) - 1
         assert each["experts"] == [chosen[:read] for chosen in each["of its routers"]]
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, id="1-1-1", marks=pytest.mark.slow), pytest.param(2, id="1-2-1")])
 def test_an_answer_goes_on_after_all_that_came_before(ranks: int, tmp_path: Path, vllm_ranks: RunRanks) -> None:
-    """The first of two ranks has the environments and tells the other, so that both ask for the same tokens."""
+    """The first of two ranks has the environments, and tells the other which calls begin."""
     one = played("llama", ranks, tmp_path / "model", vllm_ranks)
     for each in one:
         assert not each["failure"]

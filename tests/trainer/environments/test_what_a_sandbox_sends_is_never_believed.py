@@ -52,6 +52,7 @@ def answer_of(made: Environments) -> Any:
         ("step", "{", "sent what is no answer: Expecting property name"),
         ("step", NESTED, "sent what is no answer: maximum recursion depth exceeded"),
         ("step", '{"problem": 5}', "sent what is no answer"),
+        ("step", '{"problem": ""}', "sent what is no answer"),
         ("step", '{"answer": 5}', "step gave a value of type int, expected (observation, reward, done)"),
         ("step", '{"answer": [null, NaN, true]}', f"{STEP_REWARDS} nan, expected a finite number"),
         ("step", '{"answer": [null, 1e300, true]}', f"{STEP_REWARDS} 1e+300, expected a finite number"),

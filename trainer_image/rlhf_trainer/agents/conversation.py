@@ -185,7 +185,7 @@ class Conversation:
             message,
             reason="stop" if is_stopped else "length",
             tokens=(len(call.prompt), len(tokens)),
-            log_probs=list(zip(pieces, response.log_probs, strict=False)),
+            log_probs=list(zip(pieces, response.log_probs[: len(pieces)], strict=True)),
         )
 
     def finish(self, *, finished: bool) -> Response:

@@ -222,7 +222,7 @@ def answer_in(message: Any, method: str) -> Any:
         match message:
             case {"answer": answer}:
                 return ANSWERS[method](answer)
-            case {"problem": str(problem)}:
+            case {"problem": str(problem)} if problem:
                 kind = message.get("kind")
                 failure = AnswerFailure(problem, kind=kind if kind in get_args(supervision.Kind) else "raised")
             case {"code": int(code), "output": str(output)}:

@@ -35,7 +35,7 @@ MAX_TOKEN_CHARACTERS = 16
 MAX_TOOLS = 100
 """Most tools of one request that get a span."""
 IDLE_SECONDS = 0.01
-"""Seconds that an idle engine waits for an environment or a program before it looks for new weights."""
+"""Seconds that an idle engine waits for an environment or a program before its next step."""
 ResponseEnded = Callable[[int, Ids, Response], None]
 """Callback for each response that has ended: it gets the row's index on this rank, its prompt and the response."""
 EMPTY_RESPONSE = Response(tokens=(), log_probs=(), finished=False, versions=())
@@ -48,7 +48,7 @@ class EndedEpisode:
     """Episode that has ended, or a padding row, which is not played."""
 
     prompt: Ids
-    """Token ids before the first answer of the model, or of the row's prompt if there was no answer."""
+    """Token ids before the first answer of the model; without an answer, of the last prompt that was set."""
     response: Response = EMPTY_RESPONSE
     """All tokens after the prompt."""
     rewards: Mapping[int, float] = field(default_factory=dict)
