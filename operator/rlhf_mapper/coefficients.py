@@ -26,7 +26,7 @@ class Efficiency:
     prefill: float
     """Share as in `kernel`, in a prompt's pass through the generator."""
     balance: float
-    """Share of an update's or a scoring pass's seconds that kernels explain, in RL; uneven rows take the rest."""
+    """Share of the seconds of an update or a scoring pass of RL that kernels explain; uneven rows take the rest."""
     rollout: float
     """Share of a generation phase that decode steps and prefills explain; wake-up and uneven replicas take the rest."""
     memory: float

@@ -25,7 +25,7 @@ ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75)
 """Shares of a GPU's memory that activations may fill beside states; coarse, so that sets of models share strategies."""
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
 ALL_SIZES_TO, SIZES_OF_AN_OCTAVE, MOST_STEPS = 16, 8, 160
-"""All sizes of micro-batches are tried up to the first number; then the second number in each doubling of the size."""
+"""Micro-batches: each size up to the first number is tried, then the second number of sizes in each doubling."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ class Lengths:
 
     @cached_property
     def still_running(self) -> tuple[tuple[float, float], ...]:
-        """Points (tokens, share of the sequences with about as many tokens or more), shortest first."""
+        """Points (tokens, share of the sequences that have about this number of tokens or more), shortest first."""
         ordered, count = sorted(self.sample), len(self.sample)
         places = sorted({round(cut * count) for cut in CUTS})
         parts = [(start, ordered[start:end]) for start, end in pairwise(places)]

@@ -209,7 +209,7 @@ def start_failure(case: Case) -> Cause | None:
 
 
 def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds until a start problem or a silent node becomes a failure without any event; None if there is none."""
+    """Seconds until a start problem or a silent node becomes a failure, which no event reports; None: neither."""
     pods = attempt.current_pods(snapshot)
     silences = (silence for pod in pods if (silence := node_silence(pod, snapshot, now)) is not None)
     lefts = (*(left for left, _ in start_problems(snapshot, now)), *(NODE_SECONDS - each for each in silences))
@@ -279,7 +279,7 @@ def _never_enough(refused: str, together: Mapping[str, int]) -> str:
 
 
 def node_silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds for which a pod's node has been silent; None if node or pod is ready, or their state unknown."""
+    """Seconds for which a pod's node has been silent; None if node or pod is ready, or the state is unknown."""
     begun = attempt.silent_since(pod, snapshot)
     return None if begun is None or pod.ready else _waited(begun, snapshot, now)
 

@@ -206,7 +206,7 @@ class _Operator:
                 registry=self._registry,
                 settings=_kopf_settings(),
                 standalone=True,
-                # kopf would take the name of its user, which a user id that a cluster makes up lacks.
+                # By default kopf uses the user's name, which a user id assigned by the cluster does not have.
                 identity=names.OPERATOR,  # type: ignore[arg-type]
                 clusterwide=not namespaces,
                 namespaces=namespaces,

@@ -77,7 +77,7 @@ def node_of(pod: ObservedPod, snapshot: Snapshot) -> ObservedNode | None:
 
 
 def silent_since(pod: ObservedPod, snapshot: Snapshot) -> datetime | None:
-    """Return the time since which a pod's node has not been ready; None if it is ready, or its state unknown."""
+    """Return the time since which a pod's node has not been ready; None if it is ready, or its state is unknown."""
     if (node := node_of(pod, snapshot)) is None:
         return pod.silent_since
     return None if node.ready else node.not_ready_since or pod.not_ready_since or pod.created

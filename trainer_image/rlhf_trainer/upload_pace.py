@@ -19,7 +19,7 @@ class UploadPace:
     def __init__(
         self, bytes_per_second: float, bucket: Path = BUCKET, wait: Callable[[float], object] | None = None
     ) -> None:
-        """bytes_per_second: of all processes with this bucket. wait: waits for some seconds, but only until `lift`."""
+        """bytes_per_second: of all processes with this bucket together. wait: waits some seconds, or until `lift`."""
         self._rate, self._bucket, self._lifted = bytes_per_second, bucket, Event()
         self._wait = wait or self._lifted.wait
 

@@ -22,7 +22,7 @@ Key: TypeAlias = tuple[str, str]
 KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas", "priorities", "slices"]
 
 REMEMBERED_DELETIONS: Final = 20_000
-MAX_LOST_PODS: Final = 16  # kept of an attempt: the first ones, whose loss ended the others
+MAX_LOST_PODS: Final = 16  # lost pods kept for each attempt: the first ones, whose loss ended the others
 PLACED_LATER: Final[tuple[Phase, ...]] = ("Pending", "Mapping")
 """Phases of jobs whose next step depends on the nodes; of those in line only the first are woken."""
 

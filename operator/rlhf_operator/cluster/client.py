@@ -26,7 +26,7 @@ from rlhf_operator.times import ServerClock
 MAX_REQUESTS: Final = 16
 MAX_ATTEMPTS: Final = 5
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20, sock_connect=5)
-MAX_PAUSE: Final = 30.0  # between two tries of a request, before jitter; a longer Retry-After is shortened
+MAX_PAUSE: Final = 30.0  # seconds between two tries of a request, before jitter; also the limit of Retry-After
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID, BUSY = 401, 403, 404, 409, 410, 422, 429
 
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-DURATION_SECONDS: Final = 15.0  # for which other replicas respect a claim
+DURATION_SECONDS: Final = 15.0  # time for which other replicas respect a claim
 DEADLINE_SECONDS: Final = 10.0  # from the last renewal to the end of writing
 PERIOD_SECONDS: Final = 2.0  # between two tries
 

@@ -1,4 +1,4 @@
-"""OpenAI's format: what a program sends to the proxy becomes a `Request`, and an answer becomes JSON."""
+"""OpenAI's format: reads the requests of programs as `Request`, and writes answers as JSON."""
 
 import json
 import re

@@ -132,7 +132,7 @@ class Encoder:
     def conversations(self) -> tuple[list[Ids], list[Ids]]:
         """Return (ids before the first answer that counts in the loss, other ids) of prompts that end with an answer.
 
-        All answers count, with their end tokens; any other token among the other ids is ~token. Each answer before the
+        All answers count, with their end tokens; a token outside the loss is stored as ~token. Each answer before the
         last is found in the rendering of the last one's prompt. An answer that is not found, or that lacks its thoughts
         there, does not count: `notes` says so.
         """

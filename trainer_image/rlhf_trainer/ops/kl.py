@@ -14,7 +14,7 @@ MAX_RELATIVE_ERROR = 0.2
 MAX_RATE_FACTOR = 10.0
 """Largest factor by which `RateController` multiplies, or divides, the scheduled learning rate."""
 MAX_EXCESS = 10.0
-"""Largest kl / target - 1 that `RateController` takes as it is; a larger one counts as this."""
+"""Upper bound of kl / target - 1 in `RateController`."""
 
 
 def kl_estimate(

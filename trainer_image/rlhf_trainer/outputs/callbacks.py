@@ -38,7 +38,7 @@ class Callback:
     def create(self, job: Job) -> str:
         return job.name
 
-    def go_on(self, job: Job, run: str) -> None:  # noqa: ARG002 the object knows neither
+    def go_on(self, job: Job, run: str) -> None:  # noqa: ARG002 callback objects get neither job nor run
         with own_code(self._entry.entrypoint, self.field) as found:
             self._object = found(**self._entry.arguments)
 

@@ -68,7 +68,7 @@ def use_kernels(model: nn.Module, kernels: Kernels, *, device: torch.device) -> 
 
 
 def why_plain(config: PreTrainedConfig, *, is_elsewhere: bool) -> str:
-    """Say why layers stay plain on a GPU; empty if they can be fused. is_elsewhere: packages here do not count."""
+    """Return why layers stay unfused on a GPU; empty if not. is_elsewhere: ignore the packages installed here."""
     if lacking := "" if is_elsewhere else _lacking_packages():
         return f"{lacking} is not installed"
     return "" if config.model_type in FAMILIES else f"fused kernels are for {choice(FAMILIES)}, not {config.model_type}"

@@ -212,7 +212,7 @@ class AgentResponder(EpisodeResponder):
     runner = ProgramRunner
 
     def turn_fields(self, fields: Fields) -> Fields:
-        """Return also `EPISODES` of the last episodes; a reward is on the last token."""
+        """Return the fields of the base class and `EPISODES` of the last episodes; a reward is on the last token."""
         started = [each for each in self._episodes if each.facts]
         recorder.mean("episodes/branches", sum(each.facts["branches"] for each in started), len(started))
         masked = sum(each.response.written.count(False) for each in started)

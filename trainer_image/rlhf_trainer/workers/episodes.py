@@ -62,7 +62,7 @@ class EndedEpisode:
 
 @dataclass
 class EngineCommands:
-    """Changes that an engine's first rank has all ranks make before the next token."""
+    """Commands of an engine's first rank, which all its ranks carry out before the next token."""
 
     begun: list[tuple[int, Ids, int, dict[str, Any]]] = field(default_factory=list)
     """Number, prompt, seed and options of each call that begins, as `GenerationEngine.begin` takes them."""
@@ -88,7 +88,7 @@ class Runner(ABC):
         self._rows, self._seed, self._waiting = rows, seed, deque(rows)
 
     def commands(self, *, is_idle: bool) -> EngineCommands:
-        """Handle what environments or programs sent, return the commands for all ranks; is_idle: wait a little."""
+        """Handle received answers and requests; return the commands for all ranks. is_idle: wait up to IDLE_SECONDS."""
         while self._waiting and len(self._playing) < self._environments.most:
             self._playing.add(row := self._waiting.popleft())
             self._begin(row)
@@ -111,7 +111,7 @@ class Runner(ABC):
 
     @abstractmethod
     def _receive(self, seconds: float) -> None:
-        """Handle what environments or programs have sent; seconds: longest wait for the first."""
+        """Handle the messages of environments or programs; seconds: longest wait for the first message."""
 
     def close(self) -> None:
         """End the environments."""
@@ -287,7 +287,7 @@ class EpisodeResponder:
             environments.close()
 
     def close(self) -> None:
-        """End the episodes' processes, if this rank has some."""
+        """End the processes of the episodes; without effect on ranks other than the engine's first."""
         if self._runner:
             self._runner.close()
 
