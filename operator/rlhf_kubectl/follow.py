@@ -123,7 +123,7 @@ def _look_at(kubectl: Kubectl, name: str) -> tuple[str, ObservedJob | None]:
     try:
         job = find_job(kubectl, name)
     except KubectlError as error:
-        if error.reason in ("NotFound", "Forbidden"):
+        if error.is_final:
             raise
         return f"{name}: not up to date: {error}", None
     condition = explaining_condition(job.status)

@@ -38,7 +38,7 @@ def job_documents(kubectl: Kubectl, *, everywhere: bool = False) -> list[Documen
     except KubectlError as error:
         if error.reason != "NotFound":
             raise
-        raise KubectlError(NO_RLHFJOBS) from None
+        raise KubectlError(NO_RLHFJOBS, reason=error.reason) from None
     return found.get("items") or []
 
 

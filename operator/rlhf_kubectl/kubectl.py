@@ -30,6 +30,11 @@ class KubectlError(Exception):
         """Exit code of this program for the error; reason: the API server's word, such as NotFound, or empty."""
         super().__init__(message)
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the same request would fail again: its object does not exist, or the user has no right to it."""
+        return self.reason in ("NotFound", "Forbidden")
+
 
 @dataclass(frozen=True)
 class Kubectl:
@@ -60,7 +65,7 @@ class Kubectl:
         try:
             return self.get(path)
         except KubectlError as error:
-            if error.reason not in ("NotFound", "Forbidden"):
+            if not error.is_final:
                 raise
             return None
 

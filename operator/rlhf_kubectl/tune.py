@@ -73,13 +73,24 @@ class ClusterTuning:
             submit(self._kubectl, _text(self._document(trial, rung) for trial in waiting), folder=self._folder)
         while waiting:
             time.sleep(REFRESH_SECONDS)
-            jobs = self._jobs()
-            if failed := [name for name in self._search.shared if name in jobs and jobs[name].status.phase == "Failed"]:
+            if (now := self._look()) is None:
+                continue
+            if failed := [name for name in self._search.shared if name in now and now[name].status.phase == "Failed"]:
                 raise KubectlError(f"{failed[0]} has failed, and all trials read it; see kubectl rlhf why {failed[0]}")
-            waiting = [trial for trial in waiting if not self._has_come(trial, jobs.get(self._name(trial)), rung)]
+            waiting = [trial for trial in waiting if not self._has_come(trial, now.get(self._name(trial)), rung)]
 
     def _jobs(self) -> dict[str, ObservedJob]:
         return {job.name: job for job in list_jobs(self._kubectl)}
+
+    def _look(self) -> dict[str, ObservedJob] | None:
+        """Return the jobs by name; None, with a printed sentence, if the cluster cannot be asked at the moment."""
+        try:
+            return self._jobs()
+        except KubectlError as error:
+            if error.is_final:
+                raise
+            typer.echo(f"{self._search.chain[-1].name}: not up to date: {error}")
+            return None
 
     def _has_come(self, trial: Trial, job: ObservedJob | None, rung: Rung) -> bool:
         """Whether a trial has reached a rung or ended; sets its measure, or the reason why it has none."""

@@ -34,12 +34,13 @@ def timestamp(moment: datetime, timespec: Literal["seconds", "microseconds"] = "
 
 
 def parsed(text: str | None) -> datetime | None:
-    """Return the moment of a timestamp; None if it is no valid time: of a thirteenth month, or of no year in YEARS."""
+    """Return the moment of a timestamp (RFC 3339); None if it has no zone, or no date of a year in YEARS."""
     try:
-        moment = datetime.fromisoformat(text or "").astimezone(UTC)
+        written = datetime.fromisoformat(text or "")
+        moment = written.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-    return moment if moment.year in YEARS else None
+    return moment if written.tzinfo and moment.year in YEARS else None
 
 
 def since(moment: datetime | None, now: datetime) -> float:

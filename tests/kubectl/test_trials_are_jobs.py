@@ -45,9 +45,12 @@ class Cluster(Kubectl):
         super().__init__(None, "team")
         self.jobs: dict[str, dict[str, Any]] = {}
         self.steps: list[tuple[str, int]] = []
+        self.faults: list[KubectlError] = []
         vars(self)["limit"] = limit
 
     def get(self, _: str) -> dict[str, Any]:
+        if self.faults and self.steps[-1:] == [("grpo-t4", 30)]:
+            raise self.faults.pop(0)
         return {"items": [*self.jobs.values()]}
 
     def apply(self, manifest: Mapping[str, Any], *options: str) -> dict[str, Any]:
@@ -117,6 +120,21 @@ def test_the_best_trials_go_on_and_a_second_call_repeats_nothing(
     assert done.output.splitlines()[-1] == "best: grpo-t3 --set grpo:models.actor.optimizer.learningRate=0.1"
     again = search(cluster, tmp_path, monkeypatch)
     assert (again.exit_code, len(cluster.steps)) == (0, 7)
+
+
+def test_the_search_waits_for_a_cluster_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    cluster.faults += [KubectlError("no route"), KubectlError("too many requests", reason="TooManyRequests")]
+    done = search(cluster, tmp_path, monkeypatch)
+    assert (done.exit_code, len(cluster.steps)) == (0, 7), done.output
+    assert "grpo: not up to date: no route\ngrpo: not up to date: too many requests\n" in done.output
+
+
+def test_the_search_ends_when_jobs_cannot_be_read_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    cluster.faults += [KubectlError("jobs are forbidden", reason="Forbidden")]
+    found = search(cluster, tmp_path, monkeypatch)
+    assert (found.exit_code, "jobs are forbidden" in found.stderr) == (ExitCode.ENVIRONMENT, True), found.output
 
 
 def test_mistakes_are_told_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

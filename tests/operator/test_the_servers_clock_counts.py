@@ -68,8 +68,11 @@ def test_an_answer_without_a_date_says_nothing(monkeypatch: pytest.MonkeyPatch, 
     assert machine.error(clock) == 0
 
 
-@each_case("text", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-13-01T00:00:00Z", "soon", None])
-def test_a_time_without_room_for_a_span_is_none(text: str | None) -> None:
+@each_case(
+    "text",
+    ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-13-01T00:00:00Z", "2026-11-30T00:00:00", "soon", None],
+)
+def test_a_time_without_a_zone_or_room_for_a_span_is_none(text: str | None) -> None:
     assert parsed(text) is None
 
 

@@ -265,8 +265,9 @@ def test_the_command_names_its_options_and_the_model(tmp_path: Path, monkeypatch
     for given, sentence in {
         ("--by=TIES",): "--base: is missing, TIES and DARE need it",
         ("--by=OT", "--base=c"): "--base: is for TIES and DARE only",
+        ("job://sft",): 'job://sft: no job of this file, or finished in the run folder, is named "sft"; there is none',
         ("--by=Mean",): '--by: is "Mean" (text), expected Linear, SLERP, TIES, DARE or OT',
-        ("--weights=1,-3",): "merge: spec.algorithm.models.1.weight: is -3.0, expected more than 0",
+        ("--weights=1,-3",): "--weights: is -3.0, expected more than 0",
     }.items():
         done = CliRunner().invoke(app, [*words, *given])
         assert (done.exit_code, done.stderr) == (2, f"error: {sentence}\n")

@@ -119,7 +119,10 @@ def merge(
     try:
         run_file(text, output=output, overrides=sets or ())
     except SpecError as error:
-        names = {"merge: spec.algorithm.base": "--base", "merge: spec.algorithm.method": "--by"}
+        options = {"base": "--base", "method": "--by"}
+        for place, model in enumerate(models):
+            options |= {f"models.{place}.uri": model, f"models.{place}.weight": "--weights"}
+        names = {f"merge: spec.algorithm.{field}": option for field, option in options.items()}
         raise SpecError(replace(each, path=names.get(each.path, each.path)) for each in error.problems) from None
     typer.echo(f"model: {output / 'merge' / 'model'}")
 
