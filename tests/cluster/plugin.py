@@ -16,16 +16,20 @@ from tests.patience import PATIENCE_SECONDS
 SECONDS = PATIENCE_SECONDS
 
 
-def rlhf(cluster: Cluster, *words: object, columns: int = 80, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What `kubectl rlhf WORDS` did, in a terminal's width of so many columns."""
-    return kubectl(cluster, "rlhf", *words, columns=columns, **variables)
+def rlhf(
+    cluster: Cluster, *words: object, columns: int = 80, seconds: float = SECONDS, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """What `kubectl rlhf WORDS` did within so many seconds, in a terminal's width of so many columns."""
+    return kubectl(cluster, "rlhf", *words, columns=columns, seconds=seconds, **variables)
 
 
-def kubectl(cluster: Cluster, *words: object, columns: int = 80, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What kubectl did, with the plugin on its PATH."""
+def kubectl(
+    cluster: Cluster, *words: object, columns: int = 80, seconds: float = SECONDS, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """What kubectl did within so many seconds, with the plugin on its PATH."""
     environment = {**_environment(cluster), "COLUMNS": str(columns), **variables}
     command = ["kubectl", *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
 
 
 @contextmanager
@@ -51,8 +55,8 @@ def _environment(cluster: Cluster) -> dict[str, str]:
     return {**os.environ, **cluster.environment(), "PATH": path}
 
 
-def told(cluster: Cluster, *words: object, columns: int = 80) -> str:
+def told(cluster: Cluster, *words: object, columns: int = 80, seconds: float = SECONDS) -> str:
     """What it printed; AssertionError if it failed."""
-    done = rlhf(cluster, *words, columns=columns)
+    done = rlhf(cluster, *words, columns=columns, seconds=seconds)
     assert done.returncode == 0, done.stderr
     return done.stdout
