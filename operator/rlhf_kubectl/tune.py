@@ -94,7 +94,9 @@ class ClusterTuning:
 
     def _has_come(self, trial: Trial, job: ObservedJob | None, rung: Rung) -> bool:
         """Whether a trial has reached a rung or ended; sets its measure, or the reason why it has none."""
-        if job and not (job.is_paused or job.status.phase in ENDED_PHASES):
+        # While its pods end (Suspending), the measures of its last step may be missing.
+        is_paused = job and job.is_paused and job.status.phase == "Suspended"
+        if job and not (is_paused or job.status.phase in ENDED_PHASES):
             return False
         measured = job.status.measures.get(self._search.measure) if job else None
         done = job.status.progress.step if job and job.status.progress else 0

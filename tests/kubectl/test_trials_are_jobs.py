@@ -46,12 +46,20 @@ class Cluster(Kubectl):
         self.jobs: dict[str, dict[str, Any]] = {}
         self.steps: list[tuple[str, int]] = []
         self.faults: list[KubectlError] = []
+        self.suspending: set[str] = set()
         vars(self)["limit"] = limit
 
     def get(self, _: str) -> dict[str, Any]:
         if self.faults and self.steps[-1:] == [("grpo-t4", 30)]:
             raise self.faults.pop(0)
-        return {"items": [*self.jobs.values()]}
+        return {"items": [*map(self._shown, self.jobs.values())]}
+
+    def _shown(self, job: dict[str, Any]) -> dict[str, Any]:
+        """A job as a look finds it: the first one after its pause comes before its pods have ended."""
+        if job["metadata"]["name"] not in self.suspending:
+            return job
+        self.suspending.remove(job["metadata"]["name"])
+        return {**job, "status": {**job["status"], "phase": "Suspending", "metrics": []}}
 
     def apply(self, manifest: Mapping[str, Any], *options: str) -> dict[str, Any]:
         if len(self.steps) == vars(self)["limit"]:
@@ -76,8 +84,10 @@ class Cluster(Kubectl):
             return {"phase": "Failed", "lastFailure": failure}
         progress = {"step": step, "totalSteps": total, "stage": "GRPO"}
         measured = {"progress": progress, "metrics": [{"name": "evaluation/reward", "value": str(value)}]}
-        done = {"phase": "Suspended", "pausedGeneration": generation} if step < total else {"phase": "Succeeded"}
-        return {**measured, **done}
+        if step == total:
+            return {**measured, "phase": "Succeeded"}
+        self.suspending.add(name)
+        return {**measured, "phase": "Suspended", "pausedGeneration": generation}
 
 
 def search(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
@@ -144,6 +154,7 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path: Path, monkeypatch: 
         ("--vary", "sft:training.seed=1,2"): "all trials share sft",
         ("--budget", "100"): "--budget: is 100 steps; 4 trials of 90 steps need 180 or more (4 to step 30, 1 to",
         ("--measure", "reward/mean"): "--measure: is reward/mean, expected evaluation/NAME",
+        ("--measure", "evaluation/rewards"): "which grpo does not write; did you mean evaluation/reward?",
     }.items():
         found = search(cluster, tmp_path, monkeypatch, *words)
         assert (found.exit_code, sentence in found.stderr, cluster.jobs) == (ExitCode.SPEC, True, {}), found.stderr

@@ -36,7 +36,7 @@ def test_the_best_trial_ends_and_the_others_stay_paused(
     (file := tmp_path / "job.yaml").write_text(manifest())
     vary = f"models.actor.optimizer.learningRate={','.join(map(str, RATES))}"
     budget = len(RATES) * RUNG + STEPS - RUNG
-    words = ("--vary", vary, "--measure", "evaluation/accuracy", "--budget", budget, "-n", pods_namespace)
+    words = ("--vary", vary, "--measure", "evaluation/reward", "--budget", budget, "-n", pods_namespace)
     printed = told(pods_cluster, "tune", file, *words, seconds=5 * PATIENCE_SECONDS)
     jobs = pods_cluster.items(f"{golden_path.JOBS.format(pods_namespace)}?labelSelector={names.TUNE}={GRPO}")
     ended = {job["metadata"]["name"]: (job["status"]["phase"], golden_path.step(job["status"])) for job in jobs}

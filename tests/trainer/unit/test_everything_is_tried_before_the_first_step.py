@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import load
+from rlhf_api.measures import measures_of
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError, together
 from rlhf_trainer.generation import families
 from rlhf_trainer.generation.families import literals, why_not_generated
 from rlhf_trainer.run import chain, deep_check
-from rlhf_trainer.run.evaluation import evaluation_of, measures_of
+from rlhf_trainer.run.evaluation import evaluation_of
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.workers.data import DataShape
 from tests.trainer.chain.conftest import MANIFEST

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from rlhf_api.chain import in_order
 from rlhf_api.files import dump
 from rlhf_api.job import Job
+from rlhf_api.measures import pass_sizes
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithms import Writing
 from rlhf_planning.command_line import uri_of
@@ -22,7 +23,7 @@ from rlhf_trainer.data.lines import files_of
 from rlhf_trainer.data.order import Order
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
-from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
+from rlhf_trainer.ops.pass_at_k import pass_at
 from rlhf_trainer.run.preconditions import is_written
 from rlhf_trainer.run_folder.folder import JobFolder, finished_jobs, with_written_data
 from rlhf_trainer.training import distributed
@@ -78,8 +79,8 @@ def test_the_prompts_stay_in_the_order_of_the_file() -> None:
 
 
 def test_pass_at_k_is_the_unbiased_estimate() -> None:
-    assert sizes_of(1) == []
-    assert sizes_of(6) == [2, 4, 6]
+    assert pass_sizes(1) == []
+    assert pass_sizes(6) == [2, 4, 6]
     assert pass_at(2, samples=4, passed=1) == pytest.approx(1 - 3 / 6)
     assert pass_at(4, samples=4, passed=0) == 0
     assert pass_at(2, samples=4, passed=3) == 1

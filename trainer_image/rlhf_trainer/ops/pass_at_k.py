@@ -6,8 +6,3 @@ import math
 def pass_at(size: int, *, samples: int, passed: int) -> float:
     """Return the chance that one of `size` responses passes, given `passed` of `samples`: 1 - C(n - c, k) / C(n, k)."""
     return 1 - math.comb(samples - passed, size) / math.comb(samples, size)
-
-
-def sizes_of(samples: int) -> list[int]:
-    """Return the k for which pass@k is measured: 2, 4, ... up to `samples`, and `samples` itself."""
-    return sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})

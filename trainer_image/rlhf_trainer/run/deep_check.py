@@ -15,6 +15,7 @@ import torch
 
 from rlhf_api.chain import SCHEME, merged_models
 from rlhf_api.job import Job
+from rlhf_api.measures import is_measured, measures_of
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithms import Distilling
@@ -33,7 +34,6 @@ from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.generation.families import must_quantize, why_no_draft, why_not_generated
 from rlhf_trainer.outputs.opening import require_trackers
 from rlhf_trainer.rewards.sample import Sample
-from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.machine import gpu_count
@@ -235,11 +235,8 @@ class JobCheck:
 
     def _try_measure(self) -> None:
         """Check that the evaluation will measure what `checkpoint.keepBest` names."""
-        wanted, evaluation = self._job.spec.checkpoint.keep_best, self._job.spec.evaluation
-        if wanted is None or evaluation is None:
-            return
-        parts = tuple(f"{function.name}_" for function in evaluation.functions)
-        if not wanted.rpartition("/")[2].startswith(parts):  # a function names its parts only when it is called
+        wanted = self._job.spec.checkpoint.keep_best
+        if wanted and self._job.spec.evaluation and not is_measured(self._job, wanted):
             require_measure(self._job, measures_of(self._job))
 
     def _origin(self, role: Role) -> WorkerSetting:

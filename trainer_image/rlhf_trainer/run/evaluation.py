@@ -6,10 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rlhf_api.job import Job
-from rlhf_api.spec.data import DataSets
-from rlhf_api.spec.verifiers import RewardVerifier
+from rlhf_api.measures import measure_of, measures_of, pass_sizes, verified
 from rlhf_trainer.errors import NumericsError
-from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
+from rlhf_trainer.ops.pass_at_k import pass_at
 from rlhf_trainer.run.job_run import Evaluator, ModelRuntime
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.scoring import JudgedRow
@@ -17,8 +16,8 @@ from rlhf_trainer.workers.scoring import JudgedRow
 FIRST_DRAW, SECOND_DRAW = 0, -1
 """Step numbers of the batches of an evaluation; the responses of the two draws have different seeds."""
 
-OFFLINE = {True: ("evaluate_completions", "loss"), False: ("evaluate_pairs", "pair_accuracy")}
-"""Evaluation of offline jobs: whether rows have one response -> (method that measures, name of the measure)."""
+OFFLINE = {"loss": "evaluate_completions", "pair_accuracy": "evaluate_pairs"}
+"""Measure of an offline job -> worker method that measures it."""
 
 
 class HeldOut(Evaluator):
@@ -27,8 +26,8 @@ class HeldOut(Evaluator):
     def __init__(self, runtime: ModelRuntime, data: DataShape, *, job: Job) -> None:
         self._runtime, self._rows = runtime, data.evaluation_rows
         (role,), calls = job.spec.algorithm.trained, job.spec.algorithm.calls
-        method, self._measure = OFFLINE["completions" in job.spec.algorithm.data]
-        self._evaluate = getattr(runtime.models[role], method)
+        (self._measure,) = measures_of(job)
+        self._evaluate = getattr(runtime.models[role], OFFLINE[self._measure])
         self._before = [getattr(runtime.models[of], call) for of, call in calls if call.startswith("compute_")]
 
     def measures(self) -> list[str]:
@@ -163,33 +162,6 @@ class Written(Evaluator):
         return summary
 
 
-def verified(job: Job) -> list[str]:
-    """Return the names of an evaluation's pass-or-fail measures (verifiers), which also give a pass@k."""
-    assert job.spec.evaluation, "the job has an evaluation"
-    names = [verifier.name for verifier in job.spec.evaluation.verifiers]
-    return [*names, "reward"] if isinstance(job.spec.models.reward, RewardVerifier) else names
-
-
-def measures_of(job: Job) -> list[str]:
-    """Return the names of a job's evaluation measures, without parts that functions name only when they are called."""
-    asked = job.spec.evaluation
-    if asked is None:
-        return []
-    if job.spec.algorithm.offline:
-        return [OFFLINE["completions" in job.spec.algorithm.data][1]]
-    scores = [*["reward"] * job.has_reward, *["cost"] * ("cost" in job.models())]
-    scores += [*(function.name for function in asked.functions), *(verifier.name for verifier in asked.verifiers)]
-    passes = [f"{measure}_pass_at_{k}" for measure in verified(job) for k in sizes_of(asked.samples_per_prompt)]
-    sets = ["", *(of_set.name for of_set in asked.data.sets)] if isinstance(asked.data, DataSets) else [""]
-    names = [*scores, "response_tokens", "response_finished", *passes, "win_rate"]
-    return [measure_of(name, measure) for name in sets for measure in names]
-
-
-def measure_of(name: str, measure: str) -> str:
-    """Return the full name of a measure over the data set `name`, or over all rows for the empty name."""
-    return f"{name}/{measure}" if name else measure
-
-
 def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
     """Return the mean of each measure over rows with a score, the mean length and the share of finished responses."""
     found: dict[str, list[float]] = {}
@@ -202,14 +174,14 @@ def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
 
 
 def passes_at(rows: Sequence[JudgedRow], measure: str, *, samples: int) -> dict[int, float]:
-    """Return pass@k of a measure as a mean over the prompts, for each k of `sizes_of(samples)`.
+    """Return pass@k of a measure as a mean over the prompts, for each k of `pass_sizes(samples)`.
 
     A response passes with a score of 1; one without a score does not.
     """
     groups = (rows[start : start + samples] for start in range(0, len(rows), samples))
     passed = [sum(row.scores[measure] == 1.0 for row in group) for group in groups]
     return {
-        k: sum(pass_at(k, samples=samples, passed=count) for count in passed) / len(passed) for k in sizes_of(samples)
+        k: sum(pass_at(k, samples=samples, passed=count) for count in passed) / len(passed) for k in pass_sizes(samples)
     }
 
 

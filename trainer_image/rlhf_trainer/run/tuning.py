@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_planning.halving import PREFIX, Rung, Search, Trial, halve
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem, Paused, together, user_error
 from rlhf_trainer.run.chain import run_file
@@ -28,15 +27,9 @@ class Tuning:
     def __init__(
         self, search: Search, manifest: Path, output: Path, sets: Sequence[str], say: Callable[[str], None]
     ) -> None:
-        """Check the trials. Raises SpecError for a value, a measure, or trials in the folder that do not fit."""
-        from rlhf_trainer.run.evaluation import measures_of  # torch: seconds
-
+        """Check the trials. Raises SpecError for a value, or trials in the folder that do not fit."""
         self._search, self._manifest, self._output, self._sets, self._say = search, manifest, output, sets, say
         self._job, self._slots, self._address = search.chain[-1], Slots(), os.environ.get("RAY_ADDRESS")
-        known = [f"{PREFIX}{each}" for each in measures_of(self._job)]
-        if not any(search.measure == each or search.measure.startswith(f"{each}/") for each in known):
-            message = f"is {search.measure}, which {self._job.name} does not write; {suggestion(search.measure, known)}"
-            raise SpecError([Problem("--measure", message)])
         self._names, rung = [job.name for job in search.chain], search.rungs[0]
         all_sets = [[*sets, *search.sets(each, rung)] for each in search.trials]
         loaded = [files.load_with_finished(output, manifest, each) for each in all_sets]

@@ -16,13 +16,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from rlhf_api.measures import pass_sizes
 from rlhf_api.spec.algorithms import RESPONSE_COLUMNS, Writing
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import EnvironmentProblem, NumericsError
 from rlhf_trainer.generation.vllm_engine import response_seed
 from rlhf_trainer.ops.advantages import SIGNAL
 from rlhf_trainer.ops.masks import keep, row_sums
-from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
+from rlhf_trainer.ops.pass_at_k import pass_at
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.saving import disk_errors
@@ -134,7 +135,7 @@ class ResponseWriter:
         self._sums["responses/reward"] += sum(rewards)
         if self._group > 1:
             self._sums["prompts/reward_best"] += max(rewards)
-        for size in sizes_of(self._group) if self._passes else ():
+        for size in pass_sizes(self._group) if self._passes else ():
             passed = sum(reward == 1.0 for reward in rewards)
             self._sums[f"prompts/reward_pass_at_{size}"] += pass_at(size, samples=self._group, passed=passed)
 
