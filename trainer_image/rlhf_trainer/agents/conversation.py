@@ -1,6 +1,6 @@
 """The calls of an episode: each gets its prompt's token ids, and the tokens of all calls become a tree.
 
-No answer is encoded again. A call that continues an earlier call gets its ids, and then the ids of new messages.
+No answer is encoded again. A call that continues an earlier call reuses its ids; only new messages are encoded.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Tree:
 
     tokens: Ids = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    """Index of the token before, which is less than the token's own; -1: there is none."""
+    """Index of each token's predecessor, less than the token's own index; -1: the token has none."""
     log_probs: list[float] = field(default_factory=list)
     """Log-probability of the tokens that the model wrote; 0 on all others."""
     versions: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Tree:
         return best
 
     def grow(self, parent: int, tokens: Sequence[int], answer: Response | None = None) -> int:
-        """Append tokens after `parent`; returns the index of the last. answer: response with the tokens, or None."""
+        """Append tokens after `parent`; returns the last one's index. answer: the model's response if it wrote them."""
         count, size = len(tokens), len(self.tokens)
         self.tokens += tokens
         self.parents += [parent, *range(size, size + count - 1)][:count]
@@ -88,7 +88,7 @@ class Call:
     """Text of the request's `stop` that ended the answer and is not shown."""
 
     def rest_of(self, request: Request) -> list[ChatMessage] | str:
-        """Return what a request appends to this call and its answer; empty if it does not continue them."""
+        """Return the messages or text that a request appends to this call and its answer; empty if it starts anew."""
         mine, prompt, answer = self.request.prompt, request.prompt, self.answer
         if answer and isinstance(mine, str) and isinstance(prompt, str):
             before = mine + answer["content"] + self.stop
@@ -101,7 +101,7 @@ class Call:
 
 
 def _content(message: ChatMessage) -> tuple[Any, ...]:
-    """Return (role, text, tool calls) of a message, by which an echoed answer is found: clients change the rest."""
+    """Return (role, text, tool calls) of a message: the parts of an answer that clients send back unchanged."""
     calls = message.get("tool_calls", ())
     called = [(name_of(each), each.get("function", each).get("arguments")) for each in calls]
     return message["role"], message["content"].strip(), called
@@ -209,7 +209,7 @@ class Conversation:
         return self._most - (len(self.tree.tokens) - self._first)
 
     def _ids(self, request: Request) -> Ids:
-        """Return the ids of a request's prompt. The longest earlier call that it continues keeps its ids."""
+        """Return the ids of a request's prompt; the ids of the longest earlier call that it continues are reused."""
         found = [(call, rest) for call in reversed(self._calls) if (rest := call.rest_of(request))]
         if found:
             call, rest = min(found, key=lambda each: len(each[1]))

@@ -34,7 +34,7 @@ NEUTRAL: Mapping[str, object] = {
 }
 """Parameter of a request that is ignored -> its value that changes nothing, besides null."""
 NAME, OTHERS, MAX_NAMES = re.compile(r"\w{1,64}"), "others", 16
-"""Pattern of the names that are shown, the word for all others, and the most names that are shown."""
+"""Pattern of parameters' names that are shown, the word for all other names, and the most names that are shown."""
 MAX_STOPS, MAX_NESTING = 16, 64
 """Most texts of `stop`, and most levels of mappings and lists in messages, tools and arguments of calls."""
 
@@ -179,7 +179,7 @@ def object_of(
 ) -> dict[str, Any]:
     """Return the JSON object of an answer; for a stream, the JSON of its only event.
 
-    message: the answer; with completions its content is the text; tokens: number of the prompt's, and of the answer's;
+    message: the answer; with completions its content is the text; tokens: counts of prompt tokens and answer tokens;
     log_probs: text and log-probability of each token of the answer, which are sent if the request asks for them.
     """
     is_chat = not isinstance(request.prompt, str)

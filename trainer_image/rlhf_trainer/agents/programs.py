@@ -18,7 +18,7 @@ TAIL_BYTES = 4096
 
 
 class Agent:
-    """Program of one episode, which `Environments` calls as its method `run`."""
+    """Program of one episode; `Environments` runs it by the method `run`."""
 
     def __init__(
         self, *, entrypoint: str | None, command: Sequence[str] | None, arguments: Mapping[str, Any] | None

@@ -63,7 +63,7 @@ class Proxy:
     """Server for the programs of many episodes, each of which has a key of its own."""
 
     def __init__(self, *, requests: int) -> None:
-        """Start the server on a free port of this machine's own interface. requests: most of an episode."""
+        """Start the server on a free port of this machine's own interface. requests: most requests of an episode."""
         self._most = requests
         self._received: queue.SimpleQueue[tuple[PendingRequest, bool]] = queue.SimpleQueue()
         self._episodes: dict[str, Requests] = {}
@@ -134,7 +134,7 @@ class Proxy:
             episode.under_way -= 1
 
     async def _pending(self, key: str, episode: Requests, request: web.Request) -> PendingRequest:
-        """Read a request for the engine's thread; RefusalError for one that the thread need not see."""
+        """Return a request for the engine's thread; RefusalError if the request is refused without that thread."""
         if key not in self._episodes:
             raise RefusalError(401, ENDED)
         if request.method != "POST" or request.path not in PATHS:

@@ -1,6 +1,6 @@
 """Distillation of a teacher into the actor, on-policy (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543).
 
-The actor pi writes responses y, and a teacher p says how likely each token is to it. Sampled: the advantage of a token
+The actor pi writes responses y, and a teacher p gives the probability of each token. Sampled: the advantage of a token
 is log p(y_t | x, y_<t) - log pi(y_t | x, y_<t), whose mean is -KL(pi || p) (MiniLLM, equation 2, of single steps). Any
 other divergence is GKD's loss D(p || pi) at each position of y (equation 4), with its gradient over the vocabulary.
 """
@@ -52,7 +52,7 @@ class Distillation(Distilling):
         teacher_log_probs: Tensor | None = None,
         old_log_probs: Tensor | None = None,
     ) -> Tensor:
-        """Return the advantages [B, T]: GRPO's of the rewards, plus the teacher's of each token if it is Sampled."""
+        """Return the advantages [B, T]: GRPO's from the rewards, plus the teacher's if the divergence is Sampled."""
         advantages = compare_in_groups(returns, group_size)[rows, None].nan_to_num(0.0).to(mask.dtype).expand_as(mask)
         if teacher_log_probs is None or old_log_probs is None:
             return advantages

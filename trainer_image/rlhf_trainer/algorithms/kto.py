@@ -1,8 +1,8 @@
 """Kahneman-Tversky optimisation from labelled responses (Ethayarajh et al., arXiv:2402.01306, equations 7 and 8).
 
-A desirable y: weight * (1 - sigmoid(beta * (r - z0))); another: weight * (1 - sigmoid(beta * (z0 - r))). Here r is
-log pi(y|x) / pi_ref(y|x), and z0 the mean r of the batch's prompts with other rows' responses, at least 0. z0 comes
-from the policy before the batch's only update, and has no gradient.
+Loss: weight * (1 - sigmoid(beta * (r - z0))) for a desirable y, weight * (1 - sigmoid(beta * (z0 - r))) otherwise.
+Here r is log pi(y|x) / pi_ref(y|x), and z0 the mean r of the batch's prompts with other rows' responses, at least 0.
+z0 comes from the policy before the batch's only update, and has no gradient.
 """
 
 from typing import Annotated, Literal

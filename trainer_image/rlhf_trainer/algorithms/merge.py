@@ -2,7 +2,7 @@
 
 Linear: the mean (Wortsman et al., arXiv:2203.05482). TIES: changes of an elected sign (Yadav et al., arXiv:2306.01708).
 DARE: changes of which a random share is kept (Yu et al., arXiv:2311.03099). OT: the mean of aligned neurons and heads
-(Singh and Jaggi, arXiv:1910.05653); the plan of transport is exact, so each model stays the function that it was.
+(Singh and Jaggi, arXiv:1910.05653); the transport plan is exact, so alignment changes no model's function.
 """
 
 from typing import Annotated, Literal

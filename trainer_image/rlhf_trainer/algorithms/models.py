@@ -102,7 +102,7 @@ class Cost(Protocol[B]):
 
 
 class Merger(Protocol[B_contra]):
-    """Maker of one model of several: of a batch's layers, whose fields are `layer` [B], it writes files."""
+    """Writer of one model merged from several: writes the files of the layers in a batch's field `layer` [B]."""
 
     def merge(self, batch: B_contra) -> Any: ...
 

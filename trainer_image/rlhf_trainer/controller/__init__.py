@@ -1,6 +1,6 @@
 """The single controller: resource pools, worker groups and batches of references (HybridFlow section 4).
 
-Calls. The controller sends and does not wait, until somebody drains the log.
+Calls. The controller sends calls without waiting; `log.drain()` waits for all of them.
 
     controller                         rank of pool A            rank of pool B
 

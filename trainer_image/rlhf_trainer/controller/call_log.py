@@ -1,4 +1,4 @@
-"""The calls of a job: what was sent to the ranks of all worker groups, waiting for it, and who reads each field."""
+"""Log of a job's calls: messages sent to the ranks of all worker groups, waits for their end, readers of fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CallDeadline:
     """Deadline of a step's calls; if the user has set none, `STEPS` times the longest step so far."""
 
     def __init__(self, seconds: float, *, predicted: float | None, least: float) -> None:
-        """seconds: deadline until a step has ended, and of all steps if `predicted` (seconds of a step) is None."""
+        """seconds: deadline in the first step, or in all steps if `predicted`, a step's expected seconds, is None."""
         self.seconds = self.of_others = seconds
         """Deadline of the next step's calls (`seconds`), and of calls outside steps (`of_others`)."""
         self.is_derived = bool(predicted)
@@ -64,7 +64,7 @@ class CallLog:
         self._aside: list[Message] = []
         """Lists of calls made within `aside`; `wait` and `drain` skip them until `settle` has waited for them."""
         self.abort: Callable[[], None] = lambda: None
-        """Makes surviving ranks give up a call of `aside` that has lost a rank: NCCL would keep them waiting."""
+        """Function that makes ranks give up a call of `aside` that has lost a rank; NCCL would let them wait."""
 
     def wait(self, *, deadline: float) -> None:
         """Wait until every call made so far has ended."""

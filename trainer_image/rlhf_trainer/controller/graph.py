@@ -63,7 +63,7 @@ class Tracer:
         self._edges: list[Edge] = []
         self._last: dict[str, int] = {}
         self._addends: list[tuple[int, tuple[Axis, ...]]] = []
-        """(number of ranks with addends of a row, axes along which these ranks lie) of the fields of each call."""
+        """(number of ranks whose outputs add up to a row's fields, axes along which these ranks lie), for each call."""
 
     def model(self, name: str, spec: WorkerSpec, pool: str, layout: ParallelSizes) -> Recording:
         """Return a stand-in for a `ModelHandle` that records its calls; layout: of the model over the pool's ranks."""
@@ -87,7 +87,7 @@ class Tracer:
         batch: ShapeFuture | None = None,
         **arguments: object,
     ) -> ShapeFuture | NoValue:
-        """Record a call; errors have the line of a user's method.
+        """Record a call; errors name the file and line of a user's method.
 
         KeyError if the call reads a field that no call has added; ValueError if its protocol does not fit its layout.
         """

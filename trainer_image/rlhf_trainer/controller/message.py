@@ -1,4 +1,4 @@
-"""Messages of the controller to its ranks, lists of calls, and waits for results; Ray's failures are TrainerErrors."""
+"""Messages (lists of calls) of the controller to ranks, and waits for results; Ray's errors become TrainerErrors."""
 
 import math
 import time
@@ -84,8 +84,8 @@ def get(
                 raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
             if not arrived:
                 continue
-            if pending:  # a wait costs time for each reference, so there is not one wait for each
-                # a failure is seen 50 ms later
+            if pending:  # each wait costs time for every reference, so collect all that arrive within 50 ms
+                # a failure is seen that much later
                 more, pending = ray.wait(pending, num_returns=len(pending), timeout=0.05)
                 arrived += more
             values.update(zip(arrived, ray.get(arrived), strict=True))

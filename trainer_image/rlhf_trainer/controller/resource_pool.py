@@ -52,7 +52,7 @@ def threads_of(pools: Sequence[ResourcePool], nodes: Sequence[RayNode]) -> list[
 
 
 class ResourcePool:
-    """Pool of slots, `ResourcePool([slots per machine] * machines)`: a placement group a machine, a bundle a slot."""
+    """Slots, as `ResourcePool([slots per machine] * machines)`: a placement group per machine, a bundle per slot."""
 
     cpus_of_process = 1
 

@@ -179,7 +179,7 @@ class SlotProcess:
             self._kept.clear()
             self._outlets.clear()
             self._gathered.clear()
-            gc.unfreeze()  # reference cycles hold models, some from before an import (`collector_off`)
+            gc.unfreeze()  # reference cycles hold models, and `collector_off` has frozen some of them
             gc.collect()
             torch.manual_seed(self._seed)
 
@@ -319,7 +319,7 @@ def translated_errors(where: str, method: Callable[..., object] | None = None) -
 
 
 def memory_remedy(where: str) -> str:
-    """Return advice which option saves memory in the call `where` (role.method; no method while workers are built)."""
+    """Return which option saves memory in the call `where` (role.method; without a method while workers are built)."""
     _, _, method = where.partition(".")
     if method == "generate_sequences":
         return "lower spec.rollout.gpuMemoryUtilization, on CPU spec.data.maxResponseTokens"

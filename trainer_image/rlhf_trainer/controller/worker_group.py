@@ -68,8 +68,8 @@ class WorkerGroup:
     ) -> None:
         """Start the processes; `build` joins them by torchrun's environment variables.
 
-        start: initialises torch.distributed at a meeting. deadline: a wait for calls fails if none ends for so
-        many seconds. layout: parallel sizes over the pool's slots; None: all are data-parallel ranks.
+        start: initialises torch.distributed at a meeting. deadline: a wait fails if no call ends for this number of
+        seconds. layout: parallel sizes over the pool's slots; None: all are data-parallel ranks.
         """
         self.name = pool.name
         self.layout = layout or ParallelSizes(data=pool.size)
@@ -112,7 +112,7 @@ class WorkerGroup:
             handle.prepare.remote(imports)
 
     def rendezvous(self, *, is_near: bool) -> Meeting:
-        """Return where a process group meets, on the first rank's machine; is_near: all its ranks are on this one."""
+        """Return an address on the first rank's machine for a process group; is_near: all its ranks are there."""
         ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
         return Meeting(address=LOOPBACK if is_near else address, port=port)
 

@@ -128,7 +128,7 @@ class Environments:
         self._selector.register(episode.channel, selectors.EVENT_READ, number)
 
     def pause(self, number: int) -> None:
-        """Stop the time of an episode's request, as the trainer now works for the episode."""
+        """Stop the time of an episode's request while the trainer works for the episode, until `resume`."""
         if (episode := self._episodes.get(number)) and episode.until is not None:
             if not episode.pauses:
                 episode.left, episode.until = episode.until - time.monotonic(), math.inf

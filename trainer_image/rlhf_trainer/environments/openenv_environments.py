@@ -1,6 +1,6 @@
 """Environments of OpenEnv's servers: a session over the server's WebSocket, with texts as actions and observations.
 
-The package `openenv` is not imported: it needs mcp < 2, and vLLM another.
+The package `openenv` is not imported: it needs mcp < 2, and vLLM a newer version.
 """
 
 import json
@@ -11,11 +11,11 @@ import httpx
 from websockets.sync.client import connect
 
 INVALID = "VALIDATION_ERROR"
-"""Code of a server's error for an action that has not the form which the environment asks for."""
+"""Code of a server's error for an action of the wrong form."""
 
 
 def rows(*, url: str, split: str = "train") -> Iterator[dict[str, Any]]:
-    """Yield the tasks of a split from the server's task API: dicts as they are, others in the column `task`."""
+    """Yield the tasks of a split from the server's task API: dicts are rows, other values get a column `task`."""
     with httpx.Client(base_url=url) as client:
         (name,) = client.get("/list_environments").raise_for_status().json()
         answer = client.post(f"/{name}/tasks", json={"split": split}).raise_for_status()
@@ -45,7 +45,7 @@ class Environment:
         return self._text(observation) if self._observation is None or observation.get(self._observation) else None
 
     def step(self, response: str) -> tuple[str | None, float, bool]:
-        """Send an action. An action that the environment refuses is answered by text that begins with `error`."""
+        """Send an action; returns (text for the model, reward, done). A refused action's text begins with `error`."""
         try:
             action = {self._action: response} if self._action else json.loads(response)
         except ValueError as error:
@@ -56,7 +56,7 @@ class Environment:
         return self._text(answer["observation"]), float(answer["reward"] or 0), bool(answer["done"])
 
     def _ask(self, kind: str, data: Any) -> dict[str, Any]:
-        """Return the data of the server's answer; an invalid action's error has a `code`. RuntimeError for others."""
+        """Return the data of the server's answer; for an invalid action it has a `code`. Other errors: RuntimeError."""
         self._session.send(json.dumps({"type": kind, "data": data}))
         answer = json.loads(self._session.recv())
         found: dict[str, Any] = answer["data"]

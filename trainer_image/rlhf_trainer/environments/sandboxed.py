@@ -37,7 +37,7 @@ PART_BYTES = 2**16
 MAX_CONNECTIONS = 64
 """Most connections that an episode has open at a time; more are closed at once."""
 SILENT_SECONDS = 60.0
-"""Longest time in seconds in which a sandbox or the model must go on with a message that it sends or gets."""
+"""Longest pause in seconds of a sandbox or the model within a message that it sends or receives."""
 BASE_URL = "OPENAI_BASE_URL"
 
 
@@ -105,7 +105,7 @@ class _Episode:
 
 
 class Tunnel:
-    """One end of the connection to a sandbox: messages for the process here, and the bytes of TCP connections.
+    """One end of the connection to a sandbox: carries messages of the local process, and bytes of TCP connections.
 
     {"connection": number} announces a new connection. {"connection": number, "bytes": base64}: data of a connection;
     empty bytes close it.
@@ -119,7 +119,7 @@ class Tunnel:
         model: tuple[str, int] | None = None,
         listener: socket.socket | None = None,
     ) -> None:
-        """channel: to the other end; model: address to connect to, on the trainer's end; listener: on the other."""
+        """channel: to the other end; model: the model's address (trainer's end); listener: for programs (sandbox)."""
         self._channel, self._process, self._model, self._listener = channel, process, model, listener
         self._connections: dict[int, socket.socket] = {}
         self._numbers = itertools.count()

@@ -1,6 +1,6 @@
 """Environments of the package `verifiers` (0.4): their own programs call the model, at the base URL of the episode.
 
-The configuration is that of an environment there, such as {"taskset": {"id": package}, "agent": {"harness": ...}}.
+The arguments configure an environment, such as {"taskset": {"id": package}, "agent": {"harness": ...}}.
 """
 
 import os

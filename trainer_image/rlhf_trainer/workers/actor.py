@@ -73,7 +73,7 @@ class ActorWorker(GeneratingActor):
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **arguments: Any) -> Marks:
-        """Declare that `update_actor` also gets the critic and the fields that it learns from, if updates are fused."""
+        """Declare that `update_actor` also gets the critic, and reads the critic's fields, if updates are fused."""
         marks = super().change_transfers(marks, setting=setting, **arguments)
         if not setting.fuses_updates:
             return marks
@@ -84,7 +84,7 @@ class ActorWorker(GeneratingActor):
     def update_actor(self, batch: Batch, *, critic: CriticWorker | None = None) -> None:
         """Make several epochs of updates by the clipped loss and, if set, entropy, KL and pretraining terms.
 
-        critic: the critic of this process if the passes of its updates are fused with those of the actor's.
+        critic: the critic in this process, if its updates are fused with the actor's; else None.
         """
         updates, version = self._updates(batch), self.policy_version
         if critic:
@@ -95,7 +95,7 @@ class ActorWorker(GeneratingActor):
             self._steer(batch, self.trainer.rate_factor)
 
     def _steer(self, batch: Batch, factor: RateController) -> None:
-        """Measure the KL of a step's update, from the policy before to that after, and set the next learning rate."""
+        """Measure the KL between the policies before and after a step's update; adapt the learning rate to it."""
         names, temperature = text_fields(batch.fields, ROUTED), self.setting.job.spec.rollout.temperature
         after, mask = log_probs_by(self.trainer, batch, names, temperature=temperature), batch["response_mask"]
         total = row_sums(kl_estimate(batch["old_log_probs"], after, estimator="K2"), mask).sum()
@@ -247,7 +247,7 @@ class ActorWorker(GeneratingActor):
     def _rollout_weights(self, old: Tensor, rows: Fields, correction: RolloutCorrection) -> Tensor:
         """Return each token's importance weight (trainer's over generator's probability); record statistics of weights.
 
-        With `normalize` a collective, as the mean is that of all rows of the step.
+        With `normalize` this is a collective: weights are divided by their mean over all rows of the step.
         """
         mask = rows["response_mask"]
         weights, bounded, vetoed = correct_rollout(old - rows["rollout_log_probs"], mask, correction=correction)
@@ -262,7 +262,7 @@ class ActorWorker(GeneratingActor):
         return weights
 
     def _measure(self, log_probs: Tensor, micro: Fields) -> Tensor:
-        """Record how far log-probabilities [b, t] are from reference and generator; return the result of `mismatch`."""
+        """Record the KL of log-probabilities [b, t] to reference and generator; return the result of `mismatch`."""
         if "old_log_probs" not in micro and "ref_log_probs" in micro:
             mask, estimator = micro["response_mask"], self._algorithm.kl.resolved_estimator
             kl = masked_sum(kl_estimate(log_probs, micro["ref_log_probs"], estimator=estimator), mask)

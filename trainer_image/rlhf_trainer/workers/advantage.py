@@ -26,7 +26,7 @@ from rlhf_trainer.types import Batch, Fields, Marks, Transfer, register
 from rlhf_trainer.workers.base import with_step
 
 REWARD_FIELDS = ("scores", "finished", "valid", "response_mask")
-"""Fields of a reward; scores may be missing only if a job of the algorithm may have no reward."""
+"""Fields from which rewards are computed; scores may be missing if the algorithm allows jobs without a reward."""
 KL_FIELDS = ("old_log_probs", "ref_log_probs")
 """Fields of the KL penalty; a batch may lack them if no reward depends on them (`Job.old_log_probs_by_update`)."""
 GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask", "greedy_valid")
@@ -39,7 +39,7 @@ READ_FOR = {
     "scores": ("scores", "finished", "valid"),
     "signal": ("scores", "valid"),
 }
-"""Batch fields that an input of an algorithm's `advantage` is made from, by the input's name; rewards need more."""
+"""Input of an algorithm's `advantage` -> batch fields that it is made from, besides those of the rewards."""
 
 
 class AdvantageWorker:
@@ -79,7 +79,7 @@ class AdvantageWorker:
         self.multiplier = counters.get("multiplier")
 
     def compute_advantage(self, batch: Batch) -> Fields:
-        """Return the fields that the algorithm's advantage gives; a number per response is repeated on its tokens."""
+        """Return the fields of the algorithm's advantage; an advantage per response is repeated on its tokens."""
         if "token_rewards" not in batch.fields:
             batch = batch.with_fields(self.compute_rewards(batch))
         if "teacher_log_probs" in batch.fields:

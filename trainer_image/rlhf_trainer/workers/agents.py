@@ -26,8 +26,8 @@ from rlhf_trainer.workers.samples import EPISODES, RAW_PROMPTS, as_bytes, from_b
 REQUESTS = 4
 """Most requests of an episode per turn of rollout.maxTurns, including refused ones."""
 COUNTED = ("refused", "dropped", "program_seconds", "waiting_seconds", "model_seconds")
-"""Sums of an episode: requests that got an error; calls whose program did not wait for the answer; seconds without a
-call under way; seconds of the answered calls before the engine had the call, and after it.
+"""Facts summed over an episode: requests that got an error; calls that the program dropped before the answer; seconds
+in which no call ran; seconds that answered calls waited for the engine; seconds in which the engine answered them.
 """
 
 
@@ -41,9 +41,9 @@ class Program:
     failure: str = ""
     facts: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     under_way: set[int] = field(default_factory=set)
-    """Numbers of the calls that the engine answers."""
+    """Numbers of the calls that wait for the engine's response."""
     since: float = field(default_factory=time.monotonic)
-    """Time from which no call was under way."""
+    """Monotonic time at which the program began or its last call ended."""
     span: Span = field(default_factory=lambda: recorder.begin(EPISODE))
     tools: list[Span] = field(default_factory=list)
     """Spans of the tools that the last answer asked for; they end with the program's next request."""
@@ -54,7 +54,7 @@ class Program:
         self.tools = []
 
     def end(self, found: Any, prompt: Ids, *, needs_reward: bool) -> EndedEpisode:
-        """Return the ended episode; found: the program's result or failure; needs_reward: nobody else gives one."""
+        """Return the ended episode; found: the program's result or failure; needs_reward: it must give a reward."""
         talk, failure = self.conversation, self.failure
         response = talk.finish(finished=not talk.limit)
         if isinstance(found, AnswerFailure):
@@ -99,7 +99,7 @@ class ProgramRunner(Runner):
         self._programs: dict[str, Program] = {}
         """Running programs by the key of their episode."""
         self._calls: dict[int, tuple[PendingRequest, Call, float, Span]] = {}
-        """Number -> call under way, the time at which the engine got it, and its span."""
+        """Number of a running call -> (program's request, call, time at which the engine got the call, span)."""
 
     def close(self) -> None:
         """End the programs and the proxy."""
@@ -115,7 +115,7 @@ class ProgramRunner(Runner):
             self._end_program(keys[row], found)
 
     def answer(self, number: int, response: Response) -> None:
-        """Send a program the engine's response to its call."""
+        """Pass the engine's response to the program that made the call."""
         if number not in self._calls:
             return
         pending, call, begun, _ = self._calls[number]
@@ -212,7 +212,7 @@ class AgentResponder(EpisodeResponder):
     runner = ProgramRunner
 
     def turn_fields(self, fields: Fields) -> Fields:
-        """Return the fields of the base class and `EPISODES` of the last episodes; a reward is on the last token."""
+        """Return the base class's fields and `EPISODES`; an episode's whole reward is on its last token."""
         started = [each for each in self._episodes if each.facts]
         recorder.mean("episodes/branches", sum(each.facts["branches"] for each in started), len(started))
         masked = sum(each.response.written.count(False) for each in started)

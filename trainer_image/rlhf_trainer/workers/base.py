@@ -77,7 +77,7 @@ class WorkerSetting:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Put the job and the model's field before the text of an error of the block, unless they are there already."""
+        """Prefix a TrainerError of the `with` block with job and model field, unless it begins with the job."""
         try:
             yield
         except TrainerError as error:
@@ -87,7 +87,7 @@ class WorkerSetting:
             raise type(error)(f"{self.job.name}: {field * (not str(error).startswith('spec.'))}{error}") from error
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the model's tokenizer; with the job's chat template if it is the actor's."""
+        """Return the model's tokenizer; it has the job's chat template if the actor has the same tokenizer."""
         if self.actor is None:
             return self.actors_tokenizer()
         model = self.model
@@ -101,13 +101,13 @@ class WorkerSetting:
 
     @property
     def replays_routing(self) -> bool:
-        """Whether responses have the experts of their tokens; `run.worker_specs.with_routing` sets an open choice."""
+        """Whether training replays the generator's experts; `run.worker_specs.with_routing` decides if it is unset."""
         return self.job.spec.rollout.routing == "Replay"
 
     def must_replay_routing(self) -> bool:
-        """Whether the job replays the routing of this model, its actor: the job allows it, and the model has experts.
+        """Whether the job replays this actor's routing of tokens: the job allows it, and the model has experts.
 
-        ConfigError if the manifest asks for it, but the model is dense, or its routers are not known.
+        ConfigError if the manifest asks for replay, but the model is dense, or its routers are not known.
         """
         has_experts = self.job.may_replay_routing and expert_count(self.config()) > 0
         if self.replays_routing and not (has_experts and self.config().model_type in REPLAYED):
@@ -283,7 +283,7 @@ class TrainedModel:
 
 
 def text_fields(fields: Fields, *if_there: str) -> tuple[str, ...]:
-    """Return `TEXT_FIELDS`, with those of `PARENTS` and `if_there` that are in `fields`, as names for `text_of`."""
+    """Return field names for `text_of`: `TEXT_FIELDS`, and `PARENTS` and `if_there` where `fields` has them."""
     return (*TEXT_FIELDS, *(name for name in (PARENTS, *if_there) if name in fields))
 
 
@@ -292,7 +292,7 @@ def text_of(
 ) -> TokenBatch:
     """Return the texts of a batch as model input; the model's output is read only at the response tokens.
 
-    names: of the text's fields, in the order of `TEXT_FIELDS`, and perhaps `PARENTS` and `ROUTED`; None: `text_fields`.
+    names: fields of the text in the order of `TEXT_FIELDS`, then perhaps `PARENTS` and `ROUTED`; None: `text_fields`.
     """
     names = names or text_fields(fields)
     tokens, attention, response = (fields[name] for name in names[: len(TEXT_FIELDS)])

@@ -48,7 +48,7 @@ class CriticWorker(TrainedModel):
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("values",), phase="scoring", row_by_row=True)
     def compute_values(self, batch: Batch) -> Fields:
-        """Return values (or cost_values) float32 [B, T]: values[b, t] is that of the state before token t.
+        """Return values (or cost_values) float32 [B, T]: values[b, t] is the value of the state before token t.
 
         Returns no field if the forward pass of `update_critic` gives the values.
         """

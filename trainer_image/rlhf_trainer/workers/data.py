@@ -145,7 +145,7 @@ class DataWorker:
         return self._fields_of(self.held_out, self._job.spec.evaluation.data, rows)
 
     def _fields_of(self, loader: Loader, source: AnyData, rows: Fields) -> dict[str, Tensor]:
-        """Return the loader's fields of rows and, uint8 [B, C], `columns` if the data names some, and `RAW_PROMPTS`."""
+        """Return the loader's fields of rows; add `columns` and `RAW_PROMPTS`, uint8 [B, C], if the job has them."""
         fields = {name: rows[name] for name in LOADERS[self._job.spec.algorithm.data].fields}
         if self._job.spec.columns(source):
             fields["columns"] = self._columns(loader, rows["example"])
@@ -177,7 +177,7 @@ class DataWorker:
         return self._json(loader.columns, examples, f"{loader.path}.columns: ")
 
     def _json(self, rows_of: Callable[[Tensor], Sequence[Mapping[str, Any]]], examples: Tensor, where: str) -> Tensor:
-        """Return `rows_of(examples)` as JSON, uint8 [B, C]; DataError that names `where` if JSON has no such value."""
+        """Return `rows_of(examples)` as JSON, uint8 [B, C]; DataError with `where` if JSON cannot hold a value."""
         try:
             return as_bytes(rows_of(examples))
         except ValueError as error:

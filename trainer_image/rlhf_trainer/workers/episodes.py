@@ -31,7 +31,7 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.samples import from_bytes
 
 MAX_TOKEN_CHARACTERS = 16
-"""Mean characters of a token above which an observation cannot have room, so that it is not encoded."""
+"""Most characters that a token is assumed to have; an observation too long by this count is not encoded."""
 MAX_TOOLS = 100
 """Most tools of one request that get a span."""
 IDLE_SECONDS = 0.01
@@ -48,7 +48,7 @@ class EndedEpisode:
     """Episode that has ended, or a padding row, which is not played."""
 
     prompt: Ids
-    """Token ids before the first answer of the model; without an answer, of the last prompt that was set."""
+    """Token ids before the model's first answer; without an answer, those of the prompt."""
     response: Response = EMPTY_RESPONSE
     """All tokens after the prompt."""
     rewards: Mapping[int, float] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Episode:
     rewards: dict[int, float] = field(default_factory=dict)
     """Index of a turn's last token after the prompt -> the environment's reward for the turn."""
     experts: Tensor | None = None
-    """Experts of all tokens but the last, uint8 [tokens, E], each of the pass in which it was first read."""
+    """Experts of all tokens but the last, uint8 [tokens, E], from the forward pass that first read the token."""
     turns: int = 0
     is_full: bool = False
     """Whether the token limit leaves no room for another answer of the model."""
@@ -168,7 +168,7 @@ class Episode:
 
 
 class EpisodeRunner(Runner):
-    """Runner of episodes with the job's environment, each of which goes on as soon as its environment has answered."""
+    """Runner of episodes with the job's environment; an episode goes on as soon as its environment has answered."""
 
     def __init__(self, setting: WorkerSetting, encoder: TurnEncoder, environments: Environments) -> None:
         super().__init__(setting, encoder, environments)
@@ -274,7 +274,7 @@ class EpisodeResponder:
         engine: GenerationEngine,
         environments: Environments,
     ) -> None:
-        """environments: started; only those on an engine's first rank are used, and serve all ranks of the engine."""
+        """environments: already started; only those of an engine's first rank are used, for all ranks of the engine."""
         self._job, self._tokenizer, self._engine = setting.job, tokenizer, engine
         template = "Never" if setting.job.spec.rollout.agent else setting.job.spec.data.chat_template
         encoder = TurnEncoder(tokenizer, chat_template=template, ends=setting.end_tokens(tokenizer))
@@ -344,9 +344,9 @@ class EpisodeResponder:
 
 
 def require_some(job: Job, reasons: Sequence[tuple[str, Kind]]) -> None:
-    """Warn of episodes that failed; UserCodeError if all of several episodes of the rank did.
+    """Warn of failed episodes; UserCodeError if the rank had several episodes and all failed.
 
-    EnvironmentProblem if all lost their sandbox or found none: another attempt may find some. reasons: for each played
+    EnvironmentProblem if each lost its sandbox or found none: another attempt may succeed. reasons: for each played
     episode the predicate of a sentence, empty if the episode did not fail, and the kind of failure.
     """
     failures = [each for each, _ in reasons if each]

@@ -1,4 +1,4 @@
-"""Check of columns: a row is bad if a verifier accepts an empty response or no right one, or a teacher is missing."""
+"""Check of columns: a row is bad if a verifier accepts an empty response or no right one, or its teacher is unknown."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ def _reasons(
     scores = iter(code.scores([*chain(*tried.values())]))
     for row, samples in tried.items():
         empty, *others = [next(scores).value for _ in samples] or [0.0]
-        again = (code.scores([each])[0].value for each in samples[1:])  # once more, each alone
+        again = (code.scores([each])[0].value for each in samples[1:])  # if none passes: each alone
         if empty == 1.0:
             yield row, "an empty response fulfils"
         elif others and not any(value in (1.0, None) for value in chain(others, again)):

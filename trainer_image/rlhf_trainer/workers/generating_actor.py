@@ -99,7 +99,7 @@ class GeneratingActor(ActorWithReference):
             tensor = mesh.coordinate("tensor"), mesh.layout.tensor
             self._routing = RoutingReplay(self.trainer.model.module, tensor=tensor)
         self._knows_routing = False
-        """Whether the generator's experts have been compared with the trainer's, by the same weights."""
+        """Whether the experts of generator and trainer have been compared once with the same weights."""
 
     @classmethod
     def change_transfers(
@@ -206,9 +206,9 @@ class GeneratingActor(ActorWithReference):
             recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
 
     def routing_measured(self) -> AbstractContextManager[None]:
-        """Measure in the `with` block how often generator and trainer choose other experts.
+        """Measure in the `with` block how often generator and trainer choose different experts for a token.
 
-        EnvironmentProblem if rounding does not explain the share in the first block, where both have the same weights.
+        EnvironmentProblem if rounding does not explain the share in the first block, when both have equal weights.
         """
         if not self._routing:
             return nullcontext()

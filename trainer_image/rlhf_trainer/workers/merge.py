@@ -33,7 +33,7 @@ class MergeWorker:
     """The worker that merges models, and writes the result's files."""
 
     def __init__(self, setting: WorkerSetting, *, folder: str) -> None:
-        """folder: of the merged model, DIR/<job>/model; it appears when the merge is complete."""
+        """folder: the merged model's folder, DIR/<job>/model; it appears when the merge is complete."""
         algorithm, self._folder, self._tokenizer = setting.job.spec.algorithm, Path(folder), setting.tokenizer()
         assert isinstance(algorithm, Merging), "other jobs have no such worker"
         jobs = self._folder.parents[1]

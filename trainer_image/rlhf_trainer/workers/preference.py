@@ -51,7 +51,7 @@ class LabelledActorWorker(ActorWithReference):
 
     @register(THREE_D_PROTO, reads=MISMATCHED_FIELDS, adds=("reference_point",), phase="scoring")
     def compute_reference_point(self, batch: Batch) -> Fields:
-        """Return reference_point float32 [B]: on all rows, the mean log-ratio of mismatched texts, at least 0."""
+        """Return reference_point float32 [B], KTO's z0: the batch's mean log-ratio of mismatched texts, at least 0."""
         ratios = side_log_probs(self.trainer, batch, "mismatched") - batch["ref_mismatched"]
         total, rows = self.trainer.mesh.sum([masked_sum(ratios, batch["valid"]), batch["valid"].sum()])
         return {"reference_point": torch.full((batch.size,), max(total / rows, 0.0))}

@@ -60,7 +60,7 @@ class ResponseWriter:
 
     @register(DP_PROTO, reads=WRITTEN_FIELDS, reads_if_there=("scores", "reward_parts", "columns"))
     def write(self, batch: Batch) -> None:
-        """Append the rows of the batch's prompts to the file, without the responses that a reward gave no score."""
+        """Append the data set's rows for the batch's prompts to the file; responses without a score are left out."""
         there = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
         numbered = rows_on_first_rank([(batch.start + row, self._row(batch, row)) for row in there])
         if numbered is None:
@@ -169,7 +169,7 @@ class RolloutKeeper:
                 file.writelines(["\n" * _is_torn(self._file), *lines])
 
     def _worst_tokens(self, batch: Batch) -> dict[int, list[dict[str, Any]]]:
-        """Return the step's worst tokens in this rank's rows, as row -> tokens, the worst first. A collective.
+        """Return the step's tokens of largest mismatch in this rank's rows: row -> tokens, worst first. A collective.
 
         Empty if the batch has no old log-probabilities yet, or only the generator's own.
         """
@@ -252,10 +252,10 @@ def require_finite(row: Row) -> None:
 
 
 def rows_of(options: Writing, group: Sequence[Row]) -> list[Row]:
-    """Return the rows of the data set that the responses to one prompt give, by the option `rows`.
+    """Return the data set's rows for the responses to one prompt, by the option `rows`.
 
-    A response that has not ended by itself is never the best, as its text is cut off. For the worst of a pair such a
-    response is taken before any finished one, as in OnlineDPO.
+    A response that has not ended by itself is never the best, as its text is cut off. As the worst of a pair, an
+    unfinished response is taken before any finished one, as in OnlineDPO.
     """
     good = [row for row in group if options.min_reward is None or row["reward"] >= options.min_reward]
     if options.rows == "Responses":

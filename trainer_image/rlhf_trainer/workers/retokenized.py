@@ -50,7 +50,7 @@ class Retokenized:
         }
 
     def encoded(self, prompts: list[Any], responses: list[str], finished: list[bool]) -> list[Ids]:
-        """Encode prompts with responses. For a RewardModel job's model one end token follows a finished response."""
+        """Return ids of prompts with responses; for a RewardModel job's model, finished responses get an end token."""
         columns = [Column(field=self._path, values=values) for values in (prompts, responses)]
         encoder = Encoder(columns[0], self._own, **self._rules)
         if self._is_of_a_job:

@@ -63,9 +63,9 @@ class Generation:
         agree_on_width: Callable[[int], int] = largest_over_ranks,
         costs: RowCosts | None = None,
     ) -> None:
-        """agree_on_width: returns the largest text width of all ranks; costs: FLOPs of rows in a model with an engine.
+        """agree_on_width: returns the largest text width of all ranks; costs: estimate of FLOPs, None with servers.
 
-        environments: with them responses are episodes.
+        environments: those of the engine; if given, each response is an episode.
         """
         self._expert_bytes = ExpertRows.of(setting.config()).width if setting.replays_routing else 0
         self._spec, self._tokenizer, self._generator = setting.job.spec, tokenizer, generator
@@ -116,7 +116,7 @@ class Generation:
     def _respond(
         self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded
     ) -> tuple[list[Ids], list[Response]]:
-        """Return the prompts, of which an environment or an agent may have changed some, and a response to each."""
+        """Return (prompts, a response to each); an environment or an agent may have replaced some prompts."""
         if self._episodes:
             return self._episodes.respond(batch, prompts, greedy=greedy, ended=ended)
         seed = self._spec.training.seed
@@ -286,12 +286,12 @@ class RolloutWorker:
 
     @register(ONE_TO_ALL)
     def found(self) -> list[tuple[str, int]]:
-        """Return external servers that join the actor's group (`Endpoints.found`); empty if this rank has an engine."""
+        """Return (machine, ranks) of servers to join, as `Endpoints.found` does; empty if this rank has an engine."""
         return self._servers.found() if self._servers else []
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
-        """Generate as `GeneratingActor.generate_sequences` does; warn of servers that came or left.
+        """Generate as `GeneratingActor.generate_sequences` does; warn of servers that were lost.
 
         NumericsError if the last weights were wrong.
         """

@@ -1,6 +1,6 @@
-"""Workers that score responses: by a reward that is not one model alone, and by all measures of an evaluation.
+"""Workers that score responses: by a reward other than a single model, and by all measures of an evaluation.
 
-Such a reward is a function, verifier, service or judge, or a weighted sum of these and at most one model.
+This reward is a function, verifier, service or judge, or a weighted sum of these and at most one model.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ScoringWorker:
         phase="scoring",
     )
     def compute_reward(self, batch: Batch) -> Fields:
-        """Return scores float32 [B]: the environment's reward and the weighted sum of the parts; 0 on padding.
+        """Return scores float32 [B]: the environment's reward plus the weighted sum of the parts; 0 on padding.
 
         A response that lacks the score of a part becomes padding, and so does an episode whose environment failed:
         valid [B] and response_mask [B, T] are 0. A job that writes rows to a file also gets reward_parts uint8 [B, C]:
@@ -155,7 +155,7 @@ class ScoringWorker:
         return Numbers.at(rows, [score.value for score in scores], size=batch.size)
 
     def _scores(self, code: UserCode, samples: list[Sample]) -> list[Score] | None:
-        """Call the user's code; None on a rank whose rows another rank scores."""
+        """Return the user code's scores of the samples; None on a rank whose rows another rank scores."""
         if not isinstance(code, JudgeClient):
             return code.scores(samples) if self._scores_here else None
         everyone: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
@@ -234,7 +234,7 @@ def terms_of(job: Job) -> dict[str, RewardTerm]:
 def reward_code(job: Job, *, ranks: int, sandboxes: Sandboxes | None = None) -> dict[str, UserCode]:
     """Return the functions, verifiers, services and judges of a job's reward by field; their processes are started.
 
-    sandboxes: those that serve this process; only workers have some.
+    sandboxes: the sandboxes that serve this process; None outside of workers.
     """
     deadline = job.spec.training.call_deadline
     return {
@@ -272,7 +272,7 @@ def code_of(
 
 
 SCORED = ("scored_scores", "scored_valid")
-"""Fields of the reward; missing if the job has none."""
+"""Fields of the reward in a batch of an evaluation; missing if the job has no reward."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class ServedWorker(WorkerExtension):
         }
 
     def join_actor(self, span: dict[str, Any], config: dict[str, Any], sends_changes: bool) -> None:
-        """Join the torch.distributed group of the actor's ranks and all servers; config: that of the actor's model."""
+        """Join the torch.distributed group of the actor's ranks and all servers; config: of the actor's model."""
         sizes = {name: ParallelSizes(**span[name]) for name in ("training", "generation")}
         receiver: Any = SimpleNamespace(load_weights=self.update_live_weights)  # the running model's weights
         self._exchange.joined = HybridEngine(

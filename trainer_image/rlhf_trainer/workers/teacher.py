@@ -41,7 +41,7 @@ MAX_WHOLE_VOCABULARY = 1024
 
 @dataclass(frozen=True)
 class TeacherText:
-    """Token ids of a prompt with its response, of which the response begins at `start`."""
+    """Token ids of a prompt and its response; the response begins at the index `start`."""
 
     tokens: list[int]
     start: int
@@ -52,7 +52,7 @@ class TeacherText:
 
 @dataclass(kw_only=True)
 class TeacherClient(Endpoint[TeacherEndpoint]):
-    """Client of one teacher."""
+    """Client of one teacher, a vLLM server."""
 
     longest: ClassVar[int] = 2**28
 
@@ -70,7 +70,7 @@ class TeacherClient(Endpoint[TeacherEndpoint]):
         return [self._log_probs_of(text, places) for text, places in zip(texts, self._places(texts), strict=True)]
 
     def require_words(self, words: Mapping[int, str]) -> None:
-        """Ask for the log-probabilities of some tokens; UserCodeError if the server decodes a token to another word."""
+        """Raise UserCodeError if the server decodes a token to another text than `words` (id -> text)."""
         text = TeacherText([*words], 1)
         (places,) = self._places([text])
         self._log_probs_of(text, places)
@@ -226,7 +226,7 @@ def likeliest_of(setting: WorkerSetting) -> tuple[int, int] | None:
 
 
 def try_teachers(setting: WorkerSetting) -> None:
-    """Raise the errors of a job's divergence, and of its teachers on servers; setting: of the actor."""
+    """Raise an error if the vocabulary is too large to compare, or a teacher's server unfit; setting: of the actor."""
     likeliest, tokenizer, data = likeliest_of(setting), setting.actors_tokenizer(), setting.job.spec.data
     count, tokens = likeliest or (0, len(tokenizer))
     tried = max(2, min(TRIED_TOKENS, data.max_prompt_tokens + data.max_response_tokens, tokens))

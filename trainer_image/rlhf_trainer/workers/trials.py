@@ -15,7 +15,7 @@ from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.scoring import UserCode
 
 KEYS: Mapping[str, tuple[str, ...]] = {"answer_key": (), "solution_key": ("[",), "reference_key": ()}
-"""Field of verifiers and judges that names a column of right answers -> start of its texts that are lists in JSON."""
+"""Field of verifiers and judges that names a column of right answers -> first characters of a text that is a list."""
 
 
 def with_first_rows(setting: WorkerSetting, rows: int) -> DataWorker:
@@ -33,8 +33,8 @@ def made_samples(
 ) -> list[tuple[int, str, Sample]]:
     """Return (row of the file, kind, sample) of made-up responses to the first rows.
 
-    They are an empty response, the right answer alone and as the chat template writes it, and those of `given`: (row
-    of the file, text).
+    The responses are an empty one, the right answer alone and as the chat template writes it, and the texts of `given`:
+    (row of the file, text).
     """
     found = list[tuple[int, str, Sample]]()
     numbers = [(number, reader, place) for reader in data.train.readers for place, number in enumerate(reader.numbers)]

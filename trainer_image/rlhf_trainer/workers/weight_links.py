@@ -80,11 +80,11 @@ class PoolExchange:
 
     def __init__(self) -> None:
         self.joined: HybridEngine | None = None
-        """Hybrid engine of the group that this rank has joined; None before, and where the rank has left the group."""
+        """Hybrid engine of the group that this rank has joined; None before, and after the rank has left the group."""
         self._switch = AbortSwitch()
 
     def join(self, build: Callable[..., HybridEngine]) -> None:
-        """Exchange weights from now on in the group that `build` joins for a hybrid engine."""
+        """Join a group by `build`, which returns the group's hybrid engine; later exchanges use this group."""
         self.joined, self._switch = None, AbortSwitch()
         joined = build(switch=self._switch)
         if self._switch.is_on:  # an aborted collective of NCCL ends without an error, but with a wrong result
@@ -237,7 +237,7 @@ class InterruptingReceiver:
         engine.before_token = lambda: None if next(tokens) % LOOK_TOKENS else self._take_offer()
 
     def span_pools(self, span: Span) -> None:
-        """Join the group of both pools, whose ranks have not exchanged weights yet."""
+        """Join a new group of both pools, and count its exchanges from 0."""
         self._receiver.span_pools(span)
         self._calls = self._exchanges = 0
 
