@@ -30,9 +30,9 @@ class Branch:
     """A text that a model reads: a row or, if the row is a tree, its tokens from a first token to a leaf."""
 
     number: int
-    """Index among all branches: those of one `TokenBatch` after the other, row by row."""
+    """Index among all branches, which are ordered by `TokenBatch`, then by row."""
     row: int
-    """Index of the row among the rows of every `TokenBatch`, one below the other."""
+    """Index of the row in the stacked rows of all `TokenBatch`es."""
     runs: Runs
     key: bytes
     """Ids of the branch's tokens (`TOKEN`)."""

@@ -39,7 +39,7 @@ class TokenBatch:
     entropy: bool = False
     """Whether the entropies of the tokens in `read` are needed too."""
     likeliest: tuple[int, int] | None = None
-    """(K, M) to get, instead of likelihoods, the K likeliest of the first M tokens at the places of `read`."""
+    """(K, M) to get, instead of likelihoods, the K likeliest of the first M token ids at each place of `read`."""
     teacher: Tensor | None = None
     """Likeliest tokens of a teacher: float32 [b, T, 2K]; None: no divergence from a teacher is needed."""
     compare: Compare | None = None
