@@ -27,7 +27,7 @@ ROPE_FIELDS: Mapping[str, Sequence[str]] = {
     "longrope": ("factor", "attention_factor", "short_mscale", "long_mscale"),
     "dynamic": ("alpha", "max_trained_positions"),
 }
-"""Type of RoPE -> fields that only one of transformers and vLLM's own models reads."""
+"""Type of RoPE -> fields that either transformers or vLLM's own models read, but not both."""
 
 
 def why_not_generated(
@@ -49,7 +49,7 @@ def why_not_generated(
 
 
 def must_quantize(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool, elsewhere: bool = False) -> None:
-    """Raise ConfigError if a generator cannot have the 8-bit types of `rollout`; elsewhere: on external servers."""
+    """Raise ConfigError if generators cannot have 8-bit types of `rollout`; elsewhere: they run on another machine."""
     import torch
 
     kind, cpu = rollout.quantization, torch.cpu.get_capabilities() if on_cpu and not elsewhere else {}

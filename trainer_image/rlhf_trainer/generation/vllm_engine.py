@@ -296,7 +296,7 @@ class GenerationEngine:
         self._engine.llm_engine.add_request(str(number), {"prompt_token_ids": list(request.prompt)}, request.sampling)
 
     def step(self) -> list[tuple[int, Response]]:
-        """Let vLLM generate a token of each running response; return (request number, response) of those that ended."""
+        """Let vLLM generate a token of each running response; return (number, response) of each that has ended."""
         self.before_token()
         ended, self._ended = self._ended, []
         return [*ended, *self._step()] if self.is_busy else ended

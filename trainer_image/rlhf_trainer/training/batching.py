@@ -203,7 +203,7 @@ class RowAssignment:
         }
 
     def back(self, results: Tensor) -> Tensor:
-        """Send results [B, T, ...] back to the ranks that hold the rows; returns those of this rank's rows."""
+        """Send results [B, T, ...] back to the ranks that hold the rows; returns the results of this rank's rows."""
         if not self._moves:
             return results
         restored = results.new_empty((len(self._order), *results.shape[1:]))

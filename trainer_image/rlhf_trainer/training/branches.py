@@ -100,7 +100,7 @@ class PrefixTree:
         """shares: whether texts share prefixes at all."""
         self._shares = shares
         self._texts: list[tuple[bytes, int]] = []
-        """(key, number) of each text, sorted, so that those with the longest common prefixes are neighbours."""
+        """(key, number) of each text, sorted, so that texts with the longest common prefixes are neighbours."""
 
     def add(self, text: Branch) -> tuple[int, int]:
         """Add a text; returns (shared tokens, earlier text): the longest common prefix, and the text that has it.

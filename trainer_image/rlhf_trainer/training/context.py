@@ -1,4 +1,4 @@
-"""Context parallelism: exchange of keys, values and results between ranks that hold other tokens of the same rows."""
+"""Context parallelism: exchange of keys, values and results between ranks that hold parts of the same rows."""
 
 from collections.abc import Callable
 from functools import partial

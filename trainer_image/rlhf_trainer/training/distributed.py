@@ -169,9 +169,9 @@ def rows_of_all_ranks(values: Tensor, start: int, group: dist.ProcessGroup | Non
 
 REPLICATE, SHARD, PIPELINE, TENSOR = "replicate", "shard", "pipeline", "tensor"
 DATA, CONTEXT = "data", "context"
-"""Names of axes for process groups only: over ranks that hold other rows, and over ranks with parts of a row."""
+"""Names of axes for process groups only: over ranks with different rows, and over ranks with parts of a row."""
 EXPERT, EXPERT_SHARD = "expert", "expert_shard"
-"""Names of the axes that cut the experts of a layer: over ranks that hold other experts, and into FSDP shards."""
+"""Names of the axes that cut the experts of a layer: over ranks with different experts, and over FSDP shards."""
 
 
 def _mesh(ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:

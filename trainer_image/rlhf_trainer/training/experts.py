@@ -1,7 +1,7 @@
 """Experts of a mixture over ranks: tokens go to the ranks of their experts by all-to-all, and their outputs come back.
 
 A rank holds whole experts, which FSDP2 shards over the ranks that hold the same ones (`ModelMesh.expert_axes`). No
-token is dropped. Tensor-parallel ranks hold a part of the tokens each (`sequence`), and each routes its own ones.
+token is dropped. Tensor-parallel ranks hold a part of the tokens each (`sequence`), and each routes its own part.
 """
 
 from collections.abc import Iterator, Sequence

@@ -58,7 +58,7 @@ def use_kernels(model: nn.Module, kernels: Kernels, *, device: torch.device) -> 
     if kernels == "Plain" or lacking or device.type != "cuda":
         return
     if isinstance(model, LanguageModel):
-        from rlhf_trainer.training import head_kernels  # Triton is only there for GPUs
+        from rlhf_trainer.training import head_kernels  # Triton is installed for GPUs only
 
         model.kernels = head_kernels
     pretrained = inner(model)

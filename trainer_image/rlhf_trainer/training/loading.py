@@ -83,7 +83,7 @@ def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -
 
 
 def has_weights(folder: str) -> bool:
-    """Whether a local model folder holds weights; True on the hub. DataError for other forms, and absent shards."""
+    """Whether a local model folder holds weights; True on the hub. DataError for other formats and missing shards."""
     path = Path(folder)
     if not path.is_dir() or (path / SAFE_WEIGHTS_NAME).is_file():
         return True

@@ -47,7 +47,7 @@ def slerp(one: Tensor, other: Tensor, share: float) -> Tensor:
 
 
 def kept(change: Tensor, density: float, draw: torch.Generator | None = None) -> Tensor:
-    """Keep a share `density` of the elements, the largest or, with `draw`, random ones scaled to the same L1 norm."""
+    """Zero all but a share `density` of a change: keep the largest or, by `draw`, random ones scaled to its L1 norm."""
     if draw is None:
         dropped, sizes = change.numel() - max(1, int(density * change.numel())), change.abs()
         return change * (sizes >= sizes.flatten().kthvalue(dropped + 1).values)

@@ -81,7 +81,7 @@ class Documents:
     starts: Tensor
     """Offset of each document in the packed row, then N: int32 [documents + 1]."""
     seen: tuple[int, ...]
-    """Number of tokens that each document's last token attends to: the whole text, with what others compute of it."""
+    """Number of tokens that each document's last token attends to: its text, with the prefix in other documents."""
     seen_starts: Tensor
     """Running sums of `seen`, beginning with 0: int32 [documents + 1]."""
     seen_tokens: Tensor | None
@@ -242,7 +242,7 @@ class ModelInput:
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
         """Return zeros [rows, T, ...] with `values` [n, ...] at the indices `places` among the rows * T positions.
 
-        Ranks that share the packed row give their values to each other.
+        Ranks that share the packed row exchange their values.
         """
         rows, width = self.shape
         zeros = values.new_zeros(rows * width, *values.shape[1:])

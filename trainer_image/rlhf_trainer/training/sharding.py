@@ -67,7 +67,7 @@ class ShardedModel:
 
     @property
     def adapter(self) -> Adapter | None:
-        """Adapter of the model; None for a model whose weights are trained, or which is not trained."""
+        """Adapter of the model; None if the model is trained in full, or not at all."""
         assert isinstance(self.module, LanguageModel | Scorer)
         return self.module.adapter
 
