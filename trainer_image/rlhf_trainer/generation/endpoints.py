@@ -43,7 +43,7 @@ KEEPALIVE = [
 
 
 class LostError(Exception):
-    """External server that gives no usable answer; the error's text says how it failed."""
+    """Failure of an external server to give a usable answer; the error's text names the server and the failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Needs:
     """Length in tokens that a server must allow: the job's longest prompt with its longest response."""
 
     def unmet_by(self, facts: Facts) -> str:
-        """First requirement that a server's facts do not meet, as words to follow its URL; empty if all are met."""
+        """Return the first unmet requirement of a server's facts, as words to follow its URL; empty if all are met."""
         for name in [*self.shapes, *facts.shapes]:
             there, here = facts.shapes.get(name), self.shapes.get(name)
             if there != here:
@@ -129,7 +129,7 @@ class Endpoints:
         ]
 
     def news(self) -> dict[str, str]:
-        """Servers lost since the last call, each reported once: field of the manifest -> sentence on the loss."""
+        """Return the servers lost since the last call: field of the manifest -> sentence on the loss."""
         news, self._news = self._news, {}
         return news
 
@@ -156,7 +156,7 @@ class Endpoints:
         return [] if is_same else [(facts[0].host, len(facts)) for facts in there.values()]
 
     def call(self, method: str, arguments: Sequence[Mapping[str, Any]] = ()) -> list[Any]:
-        """Call a method on all ranks of joined servers; arguments: one mapping a server. Raises CommunicationError."""
+        """Call a method on all ranks of joined servers; arguments: a mapping per server. Raises CommunicationError."""
         try:
             return asyncio.run(self._call_all(method, arguments))
         except LostError as error:
@@ -225,7 +225,7 @@ class Endpoints:
         return [result for answer in answers for result in answer["results"]]
 
     async def _respond(self, client: httpx.AsyncClient, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Response:
-        """Get a response from the server with the fewest requests; if it is lost, from another, with the same seed."""
+        """Get a response from the server with the fewest requests; if it is lost, ask the next with the same seed."""
         why = ""
         while ready := [each for each in self._servers if each.joined and not each.is_lost]:
             server = min(ready, key=lambda each: each.requests)

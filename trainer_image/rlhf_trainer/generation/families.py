@@ -27,15 +27,15 @@ ROPE_FIELDS: Mapping[str, Sequence[str]] = {
     "longrope": ("factor", "attention_factor", "short_mscale", "long_mscale"),
     "dynamic": ("alpha", "max_trained_positions"),
 }
-"""Type of RoPE -> fields that only one of transformers and vLLM's own models reads."""
+"""Type of RoPE -> fields that either transformers or vLLM's own models read, but not both."""
 
 
 def why_not_generated(
     config: PreTrainedConfig, *, on_cpu: bool, elsewhere: bool = False, trust_remote_code: bool = False
 ) -> str:
-    """Reason why models of a config cannot generate; empty if they can, or if this vLLM does not list head sizes.
+    """Say why models of a config cannot generate; empty if they can.
 
-    elsewhere: whether external servers generate.
+    elsewhere: whether external servers generate. Head sizes are checked on CPU only, and only if vLLM lists some.
     """
     reason = why_unknown(config.model_type, getattr(config, "auto_map", None), trust_remote_code=trust_remote_code)
     is_own = not uses_modules(config, trust_remote_code=trust_remote_code)
@@ -49,7 +49,7 @@ def why_not_generated(
 
 
 def must_quantize(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool, elsewhere: bool = False) -> None:
-    """Raise ConfigError if a generator of a config cannot have the types of `rollout`; elsewhere: not here."""
+    """Raise ConfigError if generators cannot have 8-bit types of `rollout`; elsewhere: they run on another machine."""
     import torch
 
     kind, cpu = rollout.quantization, torch.cpu.get_capabilities() if on_cpu and not elsewhere else {}
@@ -65,7 +65,7 @@ def must_quantize(rollout: Rollout, config: PreTrainedConfig, *, on_cpu: bool, e
 
 
 def why_no_draft(config: PreTrainedConfig, actor: PreTrainedConfig, *, tokens: int, on_cpu: bool) -> str:
-    """Reason why models of a config cannot draft for an actor; empty if they can. tokens: of prompt and response."""
+    """Say why models of a config cannot draft for an actor; empty if they can. tokens: of prompt and response."""
     if config.model_type not in FAMILIES["by_vllm"]:
         return f"is a {config.model_type}; vLLM drafts with {', '.join(FAMILIES['by_vllm'])}"
     if reason := why_not_generated(config, on_cpu=on_cpu):
@@ -89,26 +89,26 @@ def has_own_class(auto_map: Collection[str] | None, *, trust_remote_code: bool) 
 
 
 def why_unknown(model_type: str, auto_map: Collection[str] | None, *, trust_remote_code: bool) -> str:
-    """Reason why models of a type cannot generate; empty for a type of `GENERATED`, and for a model's own class."""
+    """Say why models of a type cannot generate; empty for a type of `GENERATED`, and for a model's own class."""
     is_own = has_own_class(auto_map, trust_remote_code=trust_remote_code)
     known = "" if is_own or model_type in GENERATED else ", ".join(GENERATED)
     return known and f"is a {model_type}, whose layout in vLLM this trainer does not know; it generates with {known}"
 
 
 def _why_computed_otherwise(config: PreTrainedConfig, *, is_own: bool, elsewhere: bool) -> str:
-    """Reason why vLLM would compute otherwise than the trainer; is_own: vLLM has its own model of the family."""
+    """Say why vLLM would compute otherwise than the trainer; is_own: vLLM has its own model of the family."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     one_sided = [name for name in ROPE_FIELDS.get(kind, ()) if rope.get(name) is not None]
     if one_sided if is_own else kind == "longrope":
         return f"has RoPE of type {kind} with {', '.join(sorted(rope))}, which vLLM computes in another way"
-    if elsewhere and (kind == "longrope" or not is_own):  # a server may have another length; it decorates the class
+    if elsewhere and (kind == "longrope" or not is_own):  # a server may have another length, and lacks our patches
         return "generates only in the job's own engines, and spec.rollout.endpoints names servers"
     return ""
 
 
 def literals(file: str, function: str) -> Iterator[Any]:
-    """Yield the literals that a function in a source file of vLLM returns; an import would take seconds."""
+    """Yield the literals that a function in a source file of vLLM returns, without an import, which takes seconds."""
     package = find_spec("vllm")
     path = Path(str(package.origin)).parent / file if package else Path(file)
     if not path.is_file():

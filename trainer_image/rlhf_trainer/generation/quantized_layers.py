@@ -71,14 +71,14 @@ def quantize(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def empty_weight(module: Any) -> Tensor:
-    """Return memory for the rank's unrounded shard of a quantised layer's weight [out, in]."""
+    """Allocate memory for the rank's unrounded shard of a quantised layer's weight [out, in]."""
     return torch.empty(linear_size(module), dtype=module.params_dtype, device=module.weight_scale.device)
 
 
 def write_quantized(module: Any, weight: Tensor) -> None:
     """Round a rank's shard of a weight [out, in] into the tensors that vLLM's kernel reads."""
     values, scale = quantize(weight, TYPES["Int8" if isinstance(module.scheme, CompressedTensorsW8A8Int8) else "FP8"])
-    if isinstance(_kernel(module), TRANSPOSED):  # CUDA graphs know the addresses
+    if isinstance(_kernel(module), TRANSPOSED):  # in place, as CUDA graphs keep the addresses
         module.weight.data.T.copy_(values)
         module.weight_scale.data.copy_(scale)
         return
@@ -86,14 +86,14 @@ def write_quantized(module: Any, weight: Tensor) -> None:
     module.weight_scale = nn.Parameter(scale, requires_grad=False)
     is_float32 = module.params_dtype == torch.float32
     without_amx = patch.object(cpu, "check_cpu_sgl_kernel", lambda *_: False) if is_float32 else nullcontext()
-    with without_amx, set_default_torch_dtype(module.params_dtype):  # AMX has no float32; the type is of the output
+    with without_amx, set_default_torch_dtype(module.params_dtype):  # AMX has no float32; the type is the output's
         module.scheme.process_weights_after_loading(module)
 
 
 def require_quantized(model: nn.Module, quantization: Literal["Int8", "FP8"]) -> None:
     """Raise EnvironmentProblem unless all linear layers of a started engine hold weights of the requested type.
 
-    The error names the first layer that vLLM left as it was, or gave a kernel of unknown layout.
+    The error names the first layer that vLLM did not quantise, or whose kernel has an unknown layout.
     """
     layers = {path: each for path, each in model.named_modules() if isinstance(each, LinearBase)}
     for path, layer in layers.items():

@@ -1,7 +1,7 @@
 """The experts that vLLM's routers chose for each token of a response, from one of two sources.
 
-On GPUs vLLM returns them with the response (by its V2 runner; this has not run here). Its runner for CPUs does not.
-There each router writes them into a buffer by the slots of the KV cache, and a request's are read as it ends, by its
+On GPUs vLLM returns them with the response (by its V2 runner; not tested). Its runner for CPUs does not. There each
+router writes its choices into a buffer indexed by KV cache slot. When a request ends, its rows are read by its cache
 blocks. So a token has the experts of the pass that computed its keys and values, also in a cached prefix or after a
 preemption.
 """
@@ -21,7 +21,7 @@ class SlotExperts:
     """Chosen experts by slot of the KV cache, written by the routers of the model in this process."""
 
     def __init__(self, runner: Any, rows: ExpertRows) -> None:
-        """runner: vLLM's model runner. EnvironmentProblem for a cache that forgets tokens, or without routers."""
+        """runner: vLLM's model runner. EnvironmentProblem for several groups of KV caches, or without known routers."""
         from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
         from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
@@ -40,7 +40,7 @@ class SlotExperts:
         from vllm.forward_context import get_forward_context
 
         slots = get_forward_context().slot_mapping[self._attention][: len(experts)]
-        used = slots >= 0  # padding has none
+        used = slots >= 0  # padding has no slot
         self.buffer[slots[used], layer] = experts[used].to(self.buffer.dtype)
 
     def read(self, blocks: list[int], tokens: int) -> Tensor:
@@ -62,14 +62,14 @@ class ReturnedExperts:
 
         def read_and_free(request: Any, *arguments: Any, **options: Any) -> Any:
             (blocks,) = scheduler.kv_cache_manager.get_block_ids(request.request_id)
-            number = request.request_id.partition("-")[0]  # vLLM adds a random end
+            number = request.request_id.partition("-")[0]  # vLLM adds a random suffix
             self._ended[number] = slots.read(blocks, request.num_tokens - 1)
             return free(request, *arguments, **options)
 
         scheduler._free_request = read_and_free  # noqa: SLF001
 
     def take(self, number: str, output: Any, *, tokens: int) -> Tensor:
-        """Return uint8 [tokens, E] of a finished request, and forget it. EnvironmentProblem if experts are missing."""
+        """Return and forget a finished request's experts, uint8 [tokens, E]. EnvironmentProblem if some are missing."""
         found = self._ended.pop(number, None)
         if found is None and output.routed_experts is not None:
             found = torch.from_numpy(output.routed_experts)

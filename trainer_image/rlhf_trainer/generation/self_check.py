@@ -97,7 +97,7 @@ def _stored(
 
 
 def _require_no_gaps(locations: dict[str, ParameterLocation]) -> None:
-    """Raise EnvironmentProblem unless `locations` cover each row of vLLM's tensors but padding of a vocabulary."""
+    """Raise EnvironmentProblem unless `locations` cover all rows of vLLM's tensors except a vocabulary's padding."""
     rows: Counter[tuple[nn.Module, str]] = Counter()
     for location in locations.values():
         rows[location.module, location.attribute] += location.rows

@@ -176,7 +176,7 @@ def _cache_on_cpu(
             f"spec.data.maxResponseTokens: vLLM's cache for {rows} responses of {tokens} tokens with their "
             f"prompts takes {needed / GIB:.0f} GiB, and this machine has {there / GIB:.0f} GiB"
         )
-    # If a prompt's tokens come in two steps, vLLM sets its random generator back, which torch can on GPUs only.
+    # With a prompt cut over two steps vLLM rewinds the request's random generator, which torch can on GPUs only.
     most = max(tokens + rows * (1 + drafted), CPU_STEP_TOKENS)
     whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": most}
     return {"kv_cache_memory_bytes": needed, "num_gpu_blocks_override": blocks, **whole}

@@ -44,7 +44,7 @@ class Response:
     versions: Sequence[int]
     """Policy version of the weights that wrote each token of the response."""
     experts: Tensor | None = None
-    """Experts of all tokens of prompt and response but the last, uint8 [tokens, E] (`ExpertRows`); None: not asked."""
+    """Experts of all tokens of prompt and response but the last, uint8 [tokens, E] (`ExpertRows`); None: no replay."""
     written: Sequence[bool] = ()
     """True for each token of an episode that the model wrote, False for the environment's; empty: the model's only."""
     parents: Sequence[int] = ()
@@ -60,7 +60,7 @@ class _Request:
 
 
 def response_seed(seed: int, step: int, row: int, turn: int = 0) -> int:
-    """Seed of one response: a function of (seed, step, row, turn) alone, never of ranks, pools or batching."""
+    """Return the seed of one response, a function of (seed, step, row, turn) alone, not of ranks, pools or batches."""
     later = f"/{turn}" if turn else ""
     digest = hashlib.blake2b(f"{seed}/{step}/{row}{later}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")
@@ -134,7 +134,7 @@ class GenerationEngine:
         self.sleep()
 
     def _prepare(self, stages: int) -> None:
-        """Prepare the built engine, and check that its weights have the job's quantization; stages: their number."""
+        """Prepare the built engine, and check that its weights have the job's quantization; stages: their count."""
         if stages > 1:
             self._call("allocate_stage_input")
         self._call("require_quantized", self._rollout.quantization)
@@ -150,7 +150,7 @@ class GenerationEngine:
         self.generate([self._ends[:1]], [0], max_tokens=2, greedy=True)
 
     def held_shards(self) -> dict[str, TensorSlice]:
-        """Slice of each Hugging Face parameter that this rank holds, in the order of the model."""
+        """Return the slice that this rank holds of each Hugging Face parameter, in the order of the model."""
         held: dict[str, TensorSlice] = self._call("held_shards")
         return held
 
@@ -181,7 +181,7 @@ class GenerationEngine:
         return before - self.bytes_held()
 
     def bytes_held(self) -> int:
-        """Bytes of this rank's device that the engine holds.
+        """Return the bytes of this rank's device that the engine holds.
 
         On CPU these are its weights and cache. On a GPU they are counted by the driver during the construction and each
         sleep and wake, so CUDA graphs and NCCL's buffers, which stay during sleep, count too.
@@ -275,7 +275,7 @@ class GenerationEngine:
     ) -> None:
         """Begin a response to a prompt, besides those being generated; `step` returns it with `number`.
 
-        stop: texts that end the response, too, with the token in which the first of them ends.
+        stop: further texts that end the response; the response's last token completes the text.
         """
         if self._awake != {"weights", "kv_cache"}:
             raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
@@ -296,7 +296,7 @@ class GenerationEngine:
         self._engine.llm_engine.add_request(str(number), {"prompt_token_ids": list(request.prompt)}, request.sampling)
 
     def step(self) -> list[tuple[int, Response]]:
-        """Let vLLM generate a token of each running response; return (request number, response) of those that ended."""
+        """Let vLLM generate a token of each running response; return (number, response) of each that has ended."""
         self.before_token()
         ended, self._ended = self._ended, []
         return [*ended, *self._step()] if self.is_busy else ended
@@ -322,7 +322,7 @@ class GenerationEngine:
     def weights_replaced(self, older: int) -> int:
         """Continue the current responses with new weights; returns their number. older: version of the old weights.
 
-        Their cache is computed anew, so each token is drawn as if its weights had been there from the first token.
+        Their KV cache is recomputed, so each further token is drawn as if the new weights had been there all along.
         With `rollout.partial: Restart` the responses begin again.
         """
         engine, under_way = self._engine.llm_engine, dict(self._requests)
@@ -360,7 +360,7 @@ class GenerationEngine:
 
 
 def bytes_used(device: torch.device) -> int:
-    """Bytes of a GPU in use, without torch's unused cache; 0 on CPU, where `bytes_held` counts weights and cache."""
+    """Count a GPU's used bytes, without torch's unused cache; 0 on CPU, where `bytes_held` counts weights and cache."""
     if device.type != "cuda":
         return 0
     torch.cuda.empty_cache()

@@ -81,7 +81,7 @@ class WorkerExtension:
             require_quantized(self.get_model(), quantization)
 
     def held_shards(self) -> dict[str, TensorSlice]:
-        """Slice of each Hugging Face parameter that this rank holds, in the order of the model."""
+        """Return the slice that this rank holds of each Hugging Face parameter, in the order of the model."""
         return {name: location.shard for name, location in locations_of(self.get_model()).items()}
 
     @torch.no_grad()
@@ -89,7 +89,7 @@ class WorkerExtension:
         """Replace all weights of this rank in place; returns the `bit_sum` of the written ones, by parameter.
 
         Sums of a quantised layer are those of its weights before they are rounded.
-        On CPU a module is packed after its last piece; until then it needs memory for both copies. holds: expected
+        On CPU a module is packed after its last piece; until then it needs memory for both forms. holds: expected
         shard of each parameter. TrainerError with the parameter's name if vLLM keeps another shard, if elements are
         missing or not of this rank, or if a piece comes twice.
         """
@@ -104,7 +104,7 @@ class WorkerExtension:
         return weight_update.finish()
 
     def bytes_held(self) -> int:
-        """Count bytes of cache and weights, with packed copies of linear layers and head; experts have none."""
+        """Count bytes of cache and weights, with packed copies of linear layers and head; experts have no copies."""
         drafter = getattr(getattr(self.model_runner, "drafter", None), "model", None)  # other drafters have no model
         models = [self.get_model(), *([drafter] if isinstance(drafter, nn.Module) else [])]
         plain = _storages([each for model in models for each in model.parameters()] + self.model_runner.kv_caches)
@@ -130,7 +130,7 @@ class WorkerExtension:
             torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
 
     def allocate_stage_input(self) -> None:
-        """Make the input tensors of a later pipeline stage. vLLM does it in its warm-up, but skips that on CPU."""
+        """Make the input tensors of a later pipeline stage. vLLM's warm-up makes them, but is skipped on CPU."""
         from vllm.distributed import get_pp_group
 
         runner = self.model_runner
@@ -223,7 +223,7 @@ def _pack(module: Any, model: nn.Module) -> None:
     elif isinstance(module, RoutedExperts):
         module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
     elif isinstance(module, VocabParallelEmbedding):
-        module.cpu_linear = None  # an embedding is looked up; only as a head is it multiplied with
+        module.cpu_linear = None  # only heads need packed weights; embeddings are looked up
         heads: list[Any] = [each for each in model.modules() if isinstance(each, ParallelLMHead)] or [module]
         for head in heads:  # Gemma 2 multiplies with the embedding itself
             if head.weight is module.weight:

@@ -1,4 +1,4 @@
-"""Patches of vLLM: groups on given ranks, an end that leaves other groups, classes inspected here, drafts on CPU."""
+"""Patches of vLLM: groups on given ranks, shutdown of its own groups only, in-process inspection, draft models."""
 
 import glob
 import os
@@ -54,7 +54,7 @@ def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
 
 @contextmanager
 def other_groups_kept() -> Iterator[None]:
-    """Make a vLLM that ends during the block destroy its own groups only; unpatched it destroys all of torch's."""
+    """Make vLLM's shutdown in the block destroy vLLM's own groups only; unpatched it destroys all of torch's groups."""
     from vllm.distributed import parallel_state
 
     def destroy_its_world() -> None:
@@ -76,10 +76,10 @@ def classes_inspected_here() -> Iterator[None]:
 
 @contextmanager
 def modules_served(code_revision: str | None) -> Iterator[None]:
-    """Make vLLM's Transformers backend take the base model of the language model that the trainer trains, as it is.
+    """Make vLLM's Transformers backend use the base model of `AutoModelForCausalLM`, as the trainer does, undecorated.
 
     Unpatched it asks for an `AutoModel`, which a model's own code may lack. It also decorates the class for
-    torch.compile, and the trainer's models of this class no longer run. code_revision: of a model on the hub.
+    torch.compile, after which the trainer's models of this class fail. code_revision: of a model on the hub.
     """
     from vllm.model_executor.models.transformers import base
 

@@ -54,7 +54,7 @@ class ParameterLocation:
         return self.shard.shape[1 if self.transposed else 0]
 
     def view(self, staged: Tensor | None = None) -> Tensor:
-        """View of the shard's rows in Hugging Face's orientation; not for a packed weight, unless `staged` is plain."""
+        """View the shard in Hugging Face's orientation; staged: plain tensor to view in place of a packed one."""
         tensor: Tensor = getattr(self.module, self.attribute).data if staged is None else staged
         rows = tensor.narrow(0, self.row, self.rows)
         return rows.T if self.transposed else rows.view(self.shard.shape)
@@ -75,7 +75,7 @@ class RowRange:
 
 
 def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
-    """Locations of the parameters that this rank holds, by Hugging Face name, in the order of the model.
+    """Return the locations of this rank's parameters, by Hugging Face name, in the order of the model.
 
     A tied head has no location of its own. EnvironmentProblem for a module of unknown layout.
     """
@@ -102,12 +102,12 @@ def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
 def _locations_in(
     model: nn.Module, module: Any, path: str, attributes: Sequence[str]
 ) -> Iterator[tuple[str, ParameterLocation]]:
-    """Yield (name, location) of the parameters in some tensors of a module; a fused module holds several in each."""
+    """Yield (name, location) of the parameters in a module's tensors; a fused tensor holds several."""
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     parent, dot, leaf = path.rpartition(".")
     parts = row_ranges(module)
     names = fused.get(leaf, [leaf])
-    if len(parts) > 1 and len(names) == 1 and module.tp_size == 1:  # Hugging Face has one parameter, too
+    if len(parts) > 1 and len(names) == 1 and module.tp_size == 1:  # fused at Hugging Face, too
         parts = [RowRange.shard(sum(part.total for part in parts), 0, 1)]
     if len(parts) != len(names):
         raise EnvironmentProblem(
@@ -139,7 +139,7 @@ def _location_of_stack(module: RoutedExperts, attribute: str) -> ParameterLocati
 
 
 def stacks_in(module: RoutedExperts) -> dict[str, tuple[int, ...]]:
-    """Shapes, before packing, of a module's stacks of experts; {} for an unknown layout."""
+    """Return the shapes, before packing, of a module's stacks of experts; {} for an unknown layout."""
     if getattr(module.quant_method, "unquantized_backend", None) not in PLAIN:
         return {}
     config = module.moe_config

@@ -19,7 +19,7 @@ Cut = tuple[int, int, int]
 BUCKETS = 48
 """Number of buckets into which the busiest rank's traffic is cut, if the bounds of a bucket's size allow it."""
 GRAIN = 4
-"""Divisor of a bucket's size: a larger parameter is cut into parts of at most the quotient, to fill buckets well."""
+"""Larger parameters are cut into parts of at most 1 / GRAIN of a bucket's size, so that buckets fill well."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _cuts(plan: ReshardPlan, traffic: Tensor, limit: int) -> list[Cut]:
 
 
 def _buckets(cuts: Iterable[Cut], traffic: Tensor, limit: int) -> Iterator[list[Cut]]:
-    """Group parts in order into buckets; a rank's traffic in one, forwards included, is at most `limit` elements."""
+    """Group parts in order into buckets; a rank exchanges at most `limit` elements per bucket, forwards included."""
     bucket: list[Cut] = []
     before = total = torch.zeros_like(traffic[:, 0])
     for cut in cuts:

@@ -1,7 +1,7 @@
 """Lossless delta encoding of weights: only elements that changed since the last exchange are sent.
 
-A message has a bit for each element, then the new values. A small update changes few of the bfloat16 values of a model.
-Elements are compared by their bits.
+A message has a bit for each element, then the new values of changed elements. Elements are compared by their bits.
+A small update changes few of the bfloat16 values of a model.
 """
 
 from collections import Counter
@@ -91,7 +91,7 @@ def encoded(new: Tensor, old: Tensor | None) -> Tensor:
             count, sections = len(values), [mask, values]
     head = torch.full((1,), count, dtype=torch.int64, device=new.device)
     parts = [section.view(torch.uint8) for section in (head, *sections)]
-    aligned = [(part, part.new_zeros(-len(part) % PLACES)) for part in parts]  # for views of any type
+    aligned = [(part, part.new_zeros(-len(part) % PLACES)) for part in parts]  # `decode` views sections as wider types
     return torch.cat([each for pair in aligned for each in pair])
 
 

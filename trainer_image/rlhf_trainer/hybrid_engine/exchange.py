@@ -79,7 +79,7 @@ class Exchange:
         """Yield this rank's generation shard, piece by piece in the plan's order. Every rank must iterate to the end.
 
         weights: parameter -> this rank's training shard, on any device; shards are only read. A piece is valid until
-        the next iteration; it may be a view of a training weight. No value is read from the device.
+        the next iteration; it may be a view of a training weight. Values are read from the device only to send deltas.
         """
         self._sent, self._came = [], []
         *buffers, cast = self._buffers(weights)
@@ -128,7 +128,7 @@ class Exchange:
         raise NumericsError(f"{name}: what rank {destination} received of it is not what rank {source} sent (checksum)")
 
     def _buffers(self, weights: Mapping[str, Shard]) -> list[Tensor]:
-        """Allocate two or three alternating buffers for steps, and one to cast local tensors, empty without a cast."""
+        """Allocate two or three alternating step buffers, and one to cast local tensors, empty if none needs a cast."""
         moved = max((step.numel for step in self._steps), default=0)
         is_ready = all((weight.dtype, weight.device) == (self._dtype, self._device) for weight in weights.values())
         own = (move.slice.numel for step in self._steps for _, move in step.needed if move.is_own)
@@ -158,7 +158,7 @@ class Exchange:
         if self._changes:
             work, moved, self.stats.is_whole = self._changes.exchange(number, sent, received, sizes)
         else:
-            # sent as bytes, as gloo supports fewer types than generators
+            # sent as bytes, as gloo supports fewer types than vLLM
             work = dist.all_to_all_single(
                 received.view(torch.uint8), sent.view(torch.uint8), sizes[1], sizes[0], group=self._group, async_op=True
             )

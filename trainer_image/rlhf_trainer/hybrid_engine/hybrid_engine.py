@@ -86,7 +86,7 @@ class HybridEngine:
             parties = span.parties
             switch = switch or AbortSwitch()
             self.group, store = join_group(span.meeting, rank, len(span.hosts), span.timeout_seconds, switch)
-            self.notices = PrefixStore("notices", store)  # the group has keys of its own
+            self.notices = PrefixStore("notices", store)  # torch keeps the group's own keys there, too
         self._plan = plan(parameters, parties, rank)
         self._exchange = Exchange(
             self._plan,
@@ -128,7 +128,7 @@ def _numbered(hosts: Sequence[str]) -> list[int]:
 
 
 def engine_groups(layout: ParallelSizes) -> list[list[int]]:
-    """List each generation stage's tensor-parallel ranks; an engine's p_g stages are one after the other."""
+    """List the tensor-parallel ranks of each generation stage; the p_g stages of an engine are adjacent in the list."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
         at = layout.coordinates(rank)

@@ -35,8 +35,8 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
-    """Shape of the weight; that of fused gates of experts is [experts, 2, width, hidden], gate before up, as of a view
-    of the weight [experts, 2 * width, hidden]."""
+    """Shape of the weight. Experts' fused gate and up projections [experts, 2 * width, hidden] have the shape of their
+    view [experts, 2, width, hidden]."""
     positions: tuple[LayerPosition, ...]
     """Positions of the layers that use the parameter; a tied embedding is used "first" and "last"."""
     tensor_dim: int | None = None
@@ -48,10 +48,10 @@ class Parameter:
     multiple: int = 1
     """Generation splits `tensor_dim` as if padded to a multiple of this number."""
     is_experts: bool = False
-    """Whether the parameter is a stack of experts, of which expert-parallel ranks hold a part each."""
+    """Whether the parameter is a stack of experts; expert parallelism gives each rank some of the experts."""
     is_sparse: bool = False
-    """Whether the parameter is in a block with experts; tensor-parallel ranks train it whole, on a part of the tokens
-    each."""
+    """Whether the parameter is in a block with experts. In training, tensor parallelism splits the block's tokens, not
+    its weights."""
 
 
 def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> list[Parameter]:
@@ -90,7 +90,7 @@ def _vocabulary(parameter: Parameter) -> Parameter:
 
 
 def _experts(parameter: Parameter, module: Any) -> Parameter:
-    """Add how a stack of experts is split: by experts in training, by the experts' width in generation."""
+    """Return the parameter of a stack of experts with its splits: by experts in training, by width in generation."""
     own = replace(parameter, is_experts=True, is_sparse=True)
     if module.is_transposed or not module.is_concatenated or module.has_bias:
         return replace(own, unknown_style="experts of an unknown layout")
@@ -101,14 +101,14 @@ def _experts(parameter: Parameter, module: Any) -> Parameter:
 
 
 def _shared(parameter: Parameter) -> Parameter:
-    """Add how vLLM splits a shared expert; a router and the gate of a shared expert are not split."""
+    """Return the parameter with vLLM's split of a shared expert; a router and a shared expert's gate are not split."""
     dims = {"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1}
     dim = next((dim for end, dim in dims.items() if parameter.name.endswith(f".{end}")), None)
     return replace(parameter, is_sparse=True, tensor_dim=dim)
 
 
 def _split(parameter: Parameter, styles: dict[str, str], config: Any) -> Parameter:
-    """Add the tensor-parallel split that the model's plan has for the parameter's module."""
+    """Return the parameter with the tensor-parallel split that the model's plan has for the parameter's module."""
     module, _, kind = parameter.name.rpartition(".")
     style = next((style for path, style in styles.items() if fnmatch(module, path)), None)
     if style is None:

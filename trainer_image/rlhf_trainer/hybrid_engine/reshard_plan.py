@@ -191,7 +191,7 @@ def _moves_into(
     entering: list[Move] = []
     if not inside:
         source = holders[node % len(holders)]
-        inside = [needing[source % len(needing)]]  # parts of several sources enter by several ranks
+        inside = [needing[source % len(needing)]]  # spreads parts of several sources over the ranks
         entering = [Move(part, source, inside[0])]
     others = (rank for rank in needing if rank not in inside)
     return entering, [Move(part, inside[place % len(inside)], rank) for place, rank in enumerate(others)]

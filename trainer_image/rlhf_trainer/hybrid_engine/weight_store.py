@@ -1,8 +1,8 @@
 """Versions of an actor's weights in a folder or object store, for any number of readers (DCT, arXiv 2010.08899).
 
-A version is a folder that COMPLETE ends, like a checkpoint, so no reader takes an unfinished one. A file holds the
-pieces of a rank: tensors in a full version, which has config and tokenizer, too. In others it holds messages of `delta`
-against the base version. `state.json` has the ids of both, the checksums of each file and of its weights, and the job.
+A version is a folder whose file COMPLETE is written last, as in a checkpoint, so no reader takes an unfinished one.
+Each rank writes its pieces to one file: tensors in a full version, which also has config and tokenizer, else messages
+of `delta` against the base version. `state.json` has the ids of both versions, the checksum of each file, and the job.
 """
 
 import json
@@ -40,7 +40,7 @@ from rlhf_trainer.training.saving import CONFIG_FOLDER, saved_tensors
 from rlhf_trainer.training.sharding import ShardedModel, pieces_to_save
 
 FULL_EVERY = 10
-"""Number of versions from a full one to the next; a reader that joins late reads at most these."""
+"""Number of versions from a full one to the next; a reader that joins late reads no more than that."""
 VERSIONS, MESSAGE = "versions", ".delta"
 Pieces = dict[str, tuple[Tensor, TensorSlice]]
 
@@ -66,7 +66,7 @@ class Pending(NamedTuple):
 
 
 class WeightPublisher:
-    """A rank's end of a weight store: threads write versions while the ranks train, and rank 0 completes them."""
+    """Writer of one rank's files of a weight store, in a thread beside training; rank 0 completes each version."""
 
     def __init__(self, job: Job, model: ShardedModel, dtype: torch.dtype, write_config: Callable[[Path], None]) -> None:
         """dtype: of published weights; an adapter's are float32. write_config: writes config and tokenizer."""
@@ -80,10 +80,10 @@ class WeightPublisher:
         self._begun, self._deltas = -1, 0
 
     def publish(self, version: int, *, waits: bool) -> None:
-        """Complete the version under way and begin this one, unless it is known; a collective of all ranks.
+        """Complete the version under way, and begin this one unless it was begun before; a collective of all ranks.
 
         While any rank still writes, the new version is skipped, so that training waits for no upload. waits: complete
-        this version, too. A store that fails is a warning and a count, and the next version is full.
+        this version, too. If the store fails, a warning is recorded, the miss is counted, and the next version is full.
         """
         with recorder.counting(True):
             recorder.add("weight_store_missed", 0.0)  # so that each step records this metric
@@ -112,7 +112,7 @@ class WeightPublisher:
         self._pending = Pending(version, base and base[0], pieces, writing)
 
     def _write(self, uri: str, pieces: Pieces, last: Pieces | None) -> Written:
-        """Write this rank's file of a version. Runs in a thread, so it returns its problem."""
+        """Write this rank's file of a version. Runs in a thread, so a problem is returned, not raised."""
         name = f"shard-{dist.get_rank()}.safetensors"
         try:
             with storage_errors(uri):
@@ -174,7 +174,7 @@ class WeightPublisher:
 
     @staticmethod
     def _on_first_rank(work: Callable[[], object]) -> str:
-        """Do something on rank 0; return on all ranks the sentence on its failure, or an empty text. A collective."""
+        """Call `work` on rank 0; return its error's text, or an empty text, on all ranks. A collective."""
         problem = [""]
         if dist.get_rank() == 0:
             try:
@@ -190,7 +190,7 @@ class WeightReader:
 
     job: Job
     full: str
-    """Address of the full version with which the held version began."""
+    """Address of the full version to which the deltas up to the held version were applied."""
 
     def __init__(self, uri: str) -> None:
         """Open the store without reading it; `update` reads the first version."""
@@ -199,7 +199,7 @@ class WeightReader:
         """File -> slices of the weights that each version of the file changes."""
         self.weights: dict[str, Tensor] = {}
         self.held = ""
-        """Id of the version of the weights; empty: none are held."""
+        """Id of the version that `weights` hold; empty: no version."""
 
     def update(self) -> str:
         """Read the deltas since the held version or, where it is no longer listed, the full version and its deltas.
@@ -234,9 +234,9 @@ class WeightReader:
         return chain
 
     def _read(self, version: Checkpoint, state: Mapping[str, Any]) -> None:
-        """Take a version; NumericsError if a file or the resulting weights are not those that were written.
+        """Read a version into `weights`; NumericsError if the checksum of a file or of the resulting weights is wrong.
 
-        A damaged file changes nothing. After wrong weights, none are held.
+        A damaged file changes nothing. After a wrong checksum of the weights, no version is held.
         """
         is_full = state["base"] is None
         with TemporaryDirectory(prefix="rlhf-weights-") as folder, storage_errors(version.uri):
@@ -258,7 +258,7 @@ class WeightReader:
             self.held = state["id"]
 
     def _take(self, name: str, file: LocalFile, *, is_full: bool) -> int:
-        """Write what a file says to the weights; return the `bit_sum` of the weights in the file's slices."""
+        """Copy or decode a file into the weights; return the `bit_sum` of the weights in the file's slices."""
         total = 0
         for weight, place in self._places[name].items():
             part = self.weights[weight][place.within(TensorSlice.whole(tuple(self.weights[weight].shape)))]
@@ -273,7 +273,7 @@ class WeightReader:
 
 
 def _identity(version: int, total: int) -> str:
-    """Return the id of a version, in which is the sum of the bits of all its weights."""
+    """Return the id of a version, which contains the `bit_sum` of all its weights."""
     return f"{version}-{total % 2**64:016x}"
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from rlhf_trainer.ops.masks import WHITEN_EPS, keep, last_token
 
 SIGNAL = 1e-6
-"""Smallest difference between the scores of a prompt's responses from which an algorithm learns."""
+"""Difference between the highest and lowest score of a prompt's responses above which an algorithm learns from them."""
 
 
 def gae(
@@ -49,14 +49,14 @@ def _left(x: Float[Tensor, "B T"], by: int = 1) -> Float[Tensor, "B T"]:
 
 
 def shift_values(x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """The value head's output at position t - 1, moved to t: the value of the state before token t; position 0 is 0."""
+    """Shift a value head's outputs from position t - 1 to t: the value of the state before token t; 0 at position 0."""
     return torch.nn.functional.pad(x[:, :-1], (1, 0))
 
 
 def token_rewards(
     scores: Float[Tensor, " B"], kl: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, kl_coef: float
 ) -> Float[Tensor, "B T"]:
-    """Rewards per token: -kl_coef * kl on every token of the mask, and the score on its last (arXiv:2203.02155, eq. 2).
+    """Return -kl_coef * kl on each token of the mask, plus the score on the last one (arXiv:2203.02155, eq. 2).
 
     A row without a token of the mask has no reward. kl: per-token estimate, nats; not read if kl_coef is 0.
     """
@@ -76,7 +76,7 @@ def shape_scores(
     """Return shaped scores: (scores - mean) / (std + 1e-8), limited to [-clip, clip], less the penalty.
 
     The penalty is for responses without an end token (`ended` is 0). It comes after the clip, so it always counts. clip
-    None limits nothing.
+    None: no limit.
     """
     shaped = (scores - mean) / (std + WHITEN_EPS)
     if clip is not None:
@@ -89,8 +89,7 @@ def overlong_penalty(
 ) -> Float[Tensor, " B"]:
     """Return DAPO's soft penalty, to be subtracted from the score (arXiv:2503.14476, eq. 13).
 
-    It is 0 up to max_tokens - buffer_tokens, then a straight line up to `coefficient` at max_tokens. lengths: in
-    tokens.
+    It is 0 up to max_tokens - buffer_tokens tokens, then rises linearly to `coefficient` at max_tokens, its maximum.
     """
     return coefficient * ((lengths - (max_tokens - buffer_tokens)) / buffer_tokens).clamp(0.0, 1.0)
 
@@ -106,9 +105,9 @@ def on_every_token(x: Float[Tensor, " B"], mask: Float[Tensor, "B T"]) -> Float[
 
 
 def has_signal(scores: Float[Tensor, " N"], counted: Bool[Tensor, " N"], *, group_size: int) -> Bool[Tensor, " N"]:
-    """Return for each response whether its prompt's scores differ (DAPO, arXiv:2503.14476, eq. 11); NaN never differs.
+    """Return for each response whether its prompt's scores differ (DAPO, arXiv:2503.14476, eq. 11).
 
-    Each prompt's group_size responses are adjacent. counted: False for responses that are ignored.
+    Each prompt's group_size responses are adjacent. counted: False for ignored responses; a counted NaN gives False.
     """
     highest = scores.masked_fill(~counted, -torch.inf).reshape(-1, group_size).amax(dim=1)
     lowest = scores.masked_fill(~counted, torch.inf).reshape(-1, group_size).amin(dim=1)

@@ -1,4 +1,4 @@
-"""Aggregation of token losses to one number, with the weights of tokens and of responses."""
+"""Aggregation of token losses to one number, and the weight by which the sum is divided."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -10,7 +10,7 @@ from rlhf_trainer.ops.masks import keep
 def aggregate(
     x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, aggregation: Aggregation, normalizer: int | float | Tensor
 ) -> Float[Tensor, ""]:
-    """Return this batch's share of a loss over the global batch, whose `normalizer` is the sum of all `weight_of`.
+    """Return this batch's share of a loss over the global batch; `normalizer` is the global batch's `weight_of`.
 
     TokenMean     sum of x over the mask / tokens of the global batch            (DAPO, arXiv:2503.14476, eq. 8)
     SequenceMean  sum over rows of (sum of x / tokens of the row) / responses     (GRPO, arXiv:2402.03300, eq. 3)

@@ -41,7 +41,7 @@ class KLController:
     value: float
 
     def follow(self, total: float, count: float) -> None:
-        """Move the value after a step of `count` responses whose KLs add up to `total`, in nats, if that is finite.
+        """Move the value after a step of `count` responses; total: sum of their KLs, nats, ignored if not finite.
 
         error = clip(KL / target - 1, -0.2, 0.2);  value * (1 + error * min(count, horizon) / horizon)
         """
@@ -60,7 +60,7 @@ class RateController:
     value: float = 1.0
 
     def follow(self, total: float, count: float) -> None:
-        """Move the factor after an update from `count` responses whose KLs add up to `total`, in nats, if it is finite.
+        """Move the factor after an update of `count` responses; total: sum of their KLs, nats, ignored if not finite.
 
         value * exp((1 - KL / target) * min(count, horizon) / horizon), from 0.1 to 10
 

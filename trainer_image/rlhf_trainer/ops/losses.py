@@ -1,6 +1,6 @@
 """The losses of the actor, the critic and the preference models, each this call's share of a global mean.
 
-`normalizer` (`num_tokens`, `num_pairs`) is that of the global batch, so the shares of ranks and micro-batches add up.
+`normalizer`, `num_tokens` and `num_pairs` are the global batch's, so the shares of ranks and micro-batches add up.
 """
 
 from collections.abc import Callable
@@ -49,8 +49,8 @@ def policy_loss(
     clip_ranges: (low, high); they differ in DAPO (arXiv:2503.14476, eq. 8). ratio "Sequence": r is the geometric mean
     of the response's ratios (GSPO, arXiv:2507.18071, eq. 7). weights: constants, such as those of
     `correct_rollout`; None is 1.
-    objective: replaces min(r A, clip(r) A); a function of log_probs, old_log_probs, weight * A and the mask, [B, T] as
-    they are. The first three are 0 outside the mask.
+    objective: function (log_probs, old_log_probs, weight * A, mask) that replaces weight * min(r A, clip(r) A), all
+    [B, T]. Its first three arguments are 0 outside the mask.
     """
     log_ratio = keep(log_probs - old_log_probs, mask)
     if ratio == "Sequence":
@@ -81,7 +81,7 @@ def value_loss(
     clip_eps: float | None,
     num_tokens: int | float | Tensor,
 ) -> Float[Tensor, ""]:
-    """Squared error of the values, clipped as in PPO's reference code (Engstrom et al., arXiv:2005.12729, section 3).
+    """Return the squared error, clipped as in PPO's reference code (Engstrom et al., arXiv:2005.12729, section 3).
 
     sum over the mask of max((V - R)^2, (clip(V, V_old - clip_eps, V_old + clip_eps) - R)^2) / 2 / num_tokens
 
@@ -105,7 +105,7 @@ def kl_loss(
     aggregation: Aggregation,
     normalizer: int | float | Tensor,
 ) -> Float[Tensor, ""]:
-    """The estimate of KL(actor || reference), aggregated, as a loss of its own (arXiv:2402.03300, eq. 3, 4).
+    """Return the aggregated estimate of KL(actor || reference), a loss of its own (arXiv:2402.03300, eq. 3, 4).
 
     The gradient is that of the estimate itself. Of the estimators K1, K2, K3 only K2 has an unbiased gradient of the
     KL divergence, when the tokens come from the policy of log_probs.
@@ -117,7 +117,7 @@ def kl_loss(
 def sft_loss(
     log_probs: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, num_tokens: int | float | Tensor
 ) -> Float[Tensor, ""]:
-    """Cross-entropy of given tokens: minus the sum of the log-probabilities over the mask, / num_tokens."""
+    """Return the cross-entropy of given tokens: minus the sum of the log-probabilities over the mask, / num_tokens."""
     return -(masked_sum(log_probs, mask) / num_tokens)
 
 
@@ -128,7 +128,7 @@ def pair_loss(
     *,
     num_pairs: int | float | Tensor,
 ) -> Float[Tensor, ""]:
-    """Bradley-Terry loss of preference pairs (arXiv:2203.02155, eq. 1).
+    """Return the Bradley-Terry loss of preference pairs (arXiv:2203.02155, eq. 1).
 
     -sum(weight * log(sigmoid(chosen - rejected))) / num_pairs; a pair of weight 0 (padding) is not read.
     """

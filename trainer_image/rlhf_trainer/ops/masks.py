@@ -20,7 +20,7 @@ def keep(x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"]) -> Float[Ten
 
 
 def masked_sum(x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """Sum of all elements of x where the mask is 1."""
+    """Sum all elements of x where the mask is 1."""
     return keep(x, mask).sum()
 
 
@@ -32,7 +32,7 @@ def whiten(
 
 
 def row_sums(x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """Sum of x over the tokens of each row where the mask is 1."""
+    """Sum x over the tokens of each row where the mask is 1."""
     return keep(x, mask).sum(dim=1)
 
 

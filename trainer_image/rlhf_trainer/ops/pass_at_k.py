@@ -4,5 +4,5 @@ import math
 
 
 def pass_at(size: int, *, samples: int, passed: int) -> float:
-    """Return the chance that one of `size` responses passes, given `passed` of `samples`: 1 - C(n - c, k) / C(n, k)."""
+    """Return 1 - C(n - c, k) / C(n, k): the chance that one of k = `size` passes, with n `samples` and c `passed`."""
     return 1 - math.comb(samples - passed, size) / math.comb(samples, size)

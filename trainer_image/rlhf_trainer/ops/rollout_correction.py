@@ -11,7 +11,7 @@ from rlhf_trainer.ops.masks import keep
 
 
 class CorrectedRollout(NamedTuple):
-    """Importance weights of a batch, and what the correction has changed."""
+    """Importance weights of a batch, and the tokens and responses that the correction changed."""
 
     weights: Float[Tensor, "B T"]
     """Weight of each token, without gradient; 0 outside the mask."""
@@ -49,7 +49,7 @@ def correct_rollout(
 
 
 def unit_weights(mask: Float[Tensor, "B T"], level: CorrectionLevel) -> Float[Tensor, "B T"]:
-    """Return how much each token counts in a mean of importance weights: by Token 1, else 1 / its response's tokens."""
+    """Return each token's weight in a mean of importance weights: 1 at level Token, else 1 / tokens of its response."""
     return mask if level == "Token" else mask / mask.sum(dim=1, keepdim=True).clamp(min=1.0)
 
 

@@ -61,7 +61,7 @@ class AdaptedLinear(nn.Linear):
 def add_adapter(
     model: LanguageModel | Scorer, lora: Lora, source: Model, folder: str, *, seed: int, path: str
 ) -> Adapter:
-    """Freeze a model on the meta device, and add an adapter to each of its matrices that is a target, in place.
+    """Freeze a model on the meta device, and add an adapter to each targeted matrix of its layers, in place.
 
     source, folder: of the base model; path: field `lora` in the manifest. ConfigError for a target that no layer has.
     """
@@ -124,7 +124,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 def shard_adapted(module: AdaptedLinear, axis: DeviceMesh, style: ParallelStyle) -> None:
     """Cut a layer with its adapter over tensor-parallel ranks: B like the rows of W, or A like its columns."""
     by_rows = isinstance(style, ColwiseParallel)  # "columns" are those of the transposed matrix
-    own = {name: module._parameters.pop(name) for name in (A, B)}  # noqa: SLF001 else the style would cut them as W
+    own = {name: module._parameters.pop(name) for name in (A, B)}  # noqa: SLF001 else the style would cut them like W
     parallelize_module(module, axis, style)
     cuts: dict[str, Placement] = {A: Replicate() if by_rows else Shard(1), B: Shard(0) if by_rows else Replicate()}
     for name, parameter in own.items():

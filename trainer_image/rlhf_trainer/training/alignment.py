@@ -19,7 +19,7 @@ from rlhf_trainer.errors import ConfigError
 UNITS = read_table(__package__, "alignment.yaml", dict[str, dict[str, str]])
 OUTPUTS, INPUTS = UNITS["outputs"], UNITS["inputs"]
 Orders = Mapping[str, Tensor]
-"""Kind -> index in the second model of the match of each unit of the first model: int64 [units]."""
+"""Kind of unit -> for each unit of the first model the index of its match in the second model: int64 [units]."""
 
 
 class Cut(NamedTuple):
@@ -27,7 +27,7 @@ class Cut(NamedTuple):
 
     dim: int
     blocks: Sequence[tuple[str, int, int]]
-    """(kind, number of units, elements of a unit) of each block in order."""
+    """(kind: m, q or k as in alignment.yaml; number of units; elements of a unit) of each block, in order."""
 
     def units(self, values: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield (kind, [units, features]) of each block."""
@@ -60,10 +60,10 @@ def cut_of(model: PreTrainedModel, name: str, values: Tensor) -> Cut | None:
 
 
 def align(cuts: Mapping[str, Cut], first: Callable[[str], Tensor], second: Callable[[str], Tensor]) -> Orders:
-    """Return the orders of a layer's units in the second model with the least squared difference to the first's.
+    """Return the orders of the second model's units with the least squared difference of the layer's weights.
 
     cuts: by name of the parameters; first, second: read a parameter. The likeness of two units is the inner product of
-    all their weights; for key and value heads that of their query heads, in the best order, is added.
+    all their weights. To the likeness of two key and value heads that of their query heads, best matched, is added.
     """
     likeness: dict[str, Any] = dict.fromkeys("mqk", 0.0)
     for name, cut in cuts.items():
@@ -78,5 +78,5 @@ def align(cuts: Mapping[str, Cut], first: Callable[[str], Tensor], second: Calla
 
 
 def matched(likeness: Tensor) -> Tensor:
-    """Return for each row of a matrix [units, units] the column with which the sum is largest: int64 [units]."""
+    """Match rows and columns of [units, units] so that the sum is largest; return each row's column: int64 [units]."""
     return torch.from_numpy(linear_sum_assignment(likeness.double().numpy(), maximize=True)[1])

@@ -78,7 +78,7 @@ def _by_sdpa(
 ) -> tuple[Tensor, None]:
     """Attend by torch's SDPA: [1, heads, N, size], key and value with perhaps fewer heads -> [1, N, heads, size].
 
-    Neighbouring documents of equal lengths are one call. sliding_window: maximum number of tokens that a token sees,
+    Neighbouring documents of equal lengths share one call. sliding_window: maximum number of tokens that a token sees,
     itself included. softcap: bound of the scores, as in Gemma 2; no kernel of torch's SDPA has it.
     """
     key, value = (_seen(each, documents) for each in (key, value))
@@ -151,10 +151,10 @@ def _by_flash(
 
 
 def over_context(attend: Attend) -> Attend:
-    """Return attention over the ranks of a row; `attend` itself computes where a rank holds the whole row.
+    """Wrap `attend` for rows that context-parallel ranks share; if a rank holds whole rows, `attend` runs unchanged.
 
-    Where the heads divide, each rank attends for some heads over all tokens (DeepSpeed-Ulysses, arXiv:2309.14509).
-    Else each attends for its own tokens over the keys and values of all, so the last rank of a long text does more.
+    Where heads divide evenly, each rank attends for some heads over all tokens (DeepSpeed-Ulysses, arXiv:2309.14509).
+    Else each attends for its own tokens over all keys and values, so the last rank of a long text does more.
     """
 
     def attended(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Balance of a mixture's experts in updates: what routers choose is measured, and an auxiliary loss evens it out."""
+"""Balance of a mixture's experts in updates: routers' choices are measured, and an auxiliary loss evens them out."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class ExpertBalance:
 
     The loss is transformers' `load_balancing_loss_func` (Switch Transformer, arXiv:2101.03961, equations 4 to 6), over
     the tokens that a rank routes in a micro-batch and the layers of a pipeline stage. Losses are weighted by their
-    tokens. On one rank with one micro-batch it is the loss of transformers; each of several ranks balances its tokens.
+    tokens. On one rank with one micro-batch the loss is transformers'; each of several ranks balances its own tokens.
     """
 
     def __init__(self, model: nn.Module, mesh: ModelMesh, *, coefficient: float) -> None:

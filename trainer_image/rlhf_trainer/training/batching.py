@@ -102,7 +102,7 @@ class Bundles:
     def of(cls, texts: Sequence[TokenBatch], *, token_budget: int, share: bool = True) -> Bundles:
         """Bundle rows by prefixes of their first text; a bundle has at most token_budget tokens, or one row.
 
-        share: whether texts share at all. Bundles are in the order of their first rows.
+        share: whether texts share prefixes. Bundles are in the order of their first rows.
         """
         of_rows, sizes = torch.arange(len(texts[0].lengths)), list[tuple[int, int, int]]()
         tree, tokens, first = PrefixTree(shares=share), 0, 0
@@ -203,7 +203,7 @@ class RowAssignment:
         }
 
     def back(self, results: Tensor) -> Tensor:
-        """Send results [B, T, ...] back to the ranks that hold the rows; returns those of this rank's own rows."""
+        """Send results [B, T, ...] back to the ranks that hold the rows; returns the results of this rank's rows."""
         if not self._moves:
             return results
         restored = results.new_empty((len(self._order), *results.shape[1:]))

@@ -30,9 +30,9 @@ class Branch:
     """A text that a model reads: a row or, if the row is a tree, its tokens from a first token to a leaf."""
 
     number: int
-    """Index among all branches: those of one `TokenBatch` after the other, row by row."""
+    """Index among all branches, which are ordered by `TokenBatch`, then by row."""
     row: int
-    """Index of the row among the rows of every `TokenBatch`, one below the other."""
+    """Index of the row in the stacked rows of all `TokenBatch`es."""
     runs: Runs
     key: bytes
     """Ids of the branch's tokens (`TOKEN`)."""
@@ -100,7 +100,7 @@ class PrefixTree:
         """shares: whether texts share prefixes at all."""
         self._shares = shares
         self._texts: list[tuple[bytes, int]] = []
-        """(key, number) of each text, sorted, so that those with the longest common prefixes are neighbours."""
+        """(key, number) of each text, sorted, so that texts with the longest common prefixes are neighbours."""
 
     def add(self, text: Branch) -> tuple[int, int]:
         """Add a text; returns (shared tokens, earlier text): the longest common prefix, and the text that has it.

@@ -1,9 +1,9 @@
-"""Training over a thin line (FusionLLM, arXiv:2410.12707): replicas send each other a few values of their steps.
+"""Training over slow links (FusionLLM, arXiv:2410.12707): replicas send each other a few values of their steps.
 
 FSDP2 reduces gradients over the shards of a replica only (HSDP). Each replica takes AdamW's step on its own gradients,
 and sends the largest values of that step, in 8 bits. The rest is added to the replica's next step (error feedback). All
 replicas add the same bytes in the same order, so their weights have the same bits. Compressed gradients would be worse:
-AdamW divides by their squares, and these are too large if values are sent seldom.
+AdamW divides by the root of their mean square, which is too large for values that are sent seldom.
 """
 
 from collections.abc import Iterator, Mapping
@@ -91,7 +91,7 @@ def left_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
 
 
 def in_words(job: Job, sizes: Mapping[Role, ParallelSizes]) -> Iterator[str]:
-    """Yield a sentence on what replicas send, for each trained model with some; gradientCompression None gives none."""
+    """Yield a sentence on what replicas send, per trained model with several; none if gradientCompression is None."""
     chosen, field = job.spec.training.gradient_compression, "spec.training.gradientCompression"
     whole = f"whole gradients: {field} is Auto, and no thin link between them is known"
     part = f"{KEPT} of {BLOCK} values of their steps, in 8 bits, and the rest with later ones ({field})"

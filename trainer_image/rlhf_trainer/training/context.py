@@ -1,4 +1,4 @@
-"""Context parallelism: exchange of keys, values and results between ranks that hold other tokens of the same rows."""
+"""Context parallelism: exchange of keys, values and results between ranks that hold parts of the same rows."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ Move = Callable[[Tensor], Tensor]
 def sum_of_parts(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Sum values over a group in which each rank has zeros for other ranks' values; the gradient is passed unchanged.
 
-    So every rank computes the same loss of whole rows, and the gradient of a weight is its sum over the ranks.
+    So every rank computes the same loss of whole rows, and a weight's gradient is the sum of the ranks' gradients.
     """
     if group is None:
         return values

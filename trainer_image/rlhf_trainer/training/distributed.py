@@ -83,7 +83,7 @@ def join_group(
     """Join a process group over the ranks of several torch worlds; returns the group and its store on rank 0's machine.
 
     Torch's collectives take the group as `group`, but a rank's number in the group is not its number in its world. A
-    lost rank ends the group and not the process, also on NCCL. CommunicationError if ranks do not come.
+    lost rank ends the group and not the process, also on NCCL. CommunicationError if ranks do not join in time.
     """
     timeout = timedelta(seconds=timeout_seconds)
     there = open_store(meeting, rank, size, timeout)
@@ -112,7 +112,7 @@ def device_here() -> torch.device:
 
 
 def device_memory() -> int:
-    """Bytes of memory of this rank's device; on CPU the machine's memory divided by the number of all ranks."""
+    """Return the bytes of this rank's device memory; on CPU the machine's memory divided by the number of all ranks."""
     if device_here().type == "cuda":
         return int(torch.cuda.get_device_properties(device_here()).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // dist.get_world_size()
@@ -152,7 +152,7 @@ def gather_rows(rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 def exchange_rows(
     rows: Tensor, group: dist.ProcessGroup, sent: list[int] | None = None, received: list[int] | None = None
 ) -> Tensor:
-    """Send rows [n, ...] to the ranks of a group, and return those that come; sent, received: counts, None: equal."""
+    """Send rows [n, ...] to the ranks of a group, and return the received ones; sent, received: counts, None: equal."""
     arrived = rows.new_empty((len(rows) if received is None else sum(received), *rows.shape[1:]))
     dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
     return arrived
@@ -169,9 +169,9 @@ def rows_of_all_ranks(values: Tensor, start: int, group: dist.ProcessGroup | Non
 
 REPLICATE, SHARD, PIPELINE, TENSOR = "replicate", "shard", "pipeline", "tensor"
 DATA, CONTEXT = "data", "context"
-"""Names of axes for process groups only: over ranks that hold other rows, and over ranks with parts of a row."""
+"""Names of axes for process groups only: over ranks with different rows, and over ranks with parts of a row."""
 EXPERT, EXPERT_SHARD = "expert", "expert_shard"
-"""Names of the axes that cut the experts of a layer: over ranks that hold other experts, and into FSDP shards."""
+"""Names of the axes that cut the experts of a layer: over ranks with different experts, and over FSDP shards."""
 
 
 def _mesh(ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
@@ -184,7 +184,7 @@ def _mesh(ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
 
 
 class ModelMesh:
-    """Process groups of a model's layout: of FSDP shards and of each axis longer than 1. A collective of the pool."""
+    """Process groups of a model's layout: of FSDP shards and of each axis longer than 1. All ranks make it together."""
 
     def __init__(self, layout: ParallelSizes, *, compresses: bool = False) -> None:
         """compresses: FSDP2 reduces no gradients between replicas (HSDP), which exchange steps (`CompressedSteps`)."""
@@ -219,7 +219,7 @@ class ModelMesh:
 
     @property
     def data_axes(self) -> DeviceMesh:
-        """Device mesh for FSDP2: the axis of shards and, where it adds up replicas, the axis of replicas before it."""
+        """Device mesh for FSDP2: the axis of shards, after the axis of replicas if FSDP2 adds up their gradients."""
         return self._mesh[REPLICATE, SHARD] if self.reduces_replicas else self._mesh[SHARD]
 
     @cached_property
@@ -254,7 +254,7 @@ class ModelMesh:
     def pipeline_ways(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """Process groups of a fused schedule, for hidden states and for gradients; a collective when it is first read.
 
-        A group carries the messages of one model, one way between two ranks, so messages keep their order.
+        Each model has its own two groups, and a group has one direction, so messages keep their order.
         """
         stages, tensor = self.layout.pipeline, self.layout.tensor
         ranks = torch.arange(self.layout.world_size).view(-1, stages, tensor).transpose(1, 2)

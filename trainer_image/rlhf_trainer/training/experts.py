@@ -1,7 +1,7 @@
 """Experts of a mixture over ranks: tokens go to the ranks of their experts by all-to-all, and their outputs come back.
 
 A rank holds whole experts, which FSDP2 shards over the ranks that hold the same ones (`ModelMesh.expert_axes`). No
-token is dropped. Tensor-parallel ranks hold a part of the tokens each (`sequence`), and each routes its own ones.
+token is dropped. Tensor-parallel ranks hold a part of the tokens each (`sequence`), and each routes its own part.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,7 +64,7 @@ def shard_experts(model: nn.Module, mesh: ModelMesh, **options: Any) -> None:
 
     for block in sparse_blocks(model):
         module: FSDPModule = fully_shard(block.experts, mesh=data, shard_placement_fn=cut, **options)
-        module.set_gradient_divide_factor(reduced)  # as the trainer multiplies losses by the ranks
+        module.set_gradient_divide_factor(reduced)  # as the trainer multiplies losses by this number
         # with gloo only a sum takes a factor; a single shard is divided anyway, and would be divided twice
         module.set_force_sum_reduction_for_comms(layout.expert_shards > 1)
 
@@ -81,7 +81,7 @@ def tokens_by_expert(chosen: Tensor, experts: int) -> Tensor:
 
 
 def _on_this_rank(module: nn.Module) -> SimpleNamespace:
-    """Return what transformers' expert functions read of a module of experts, for the experts on this rank."""
+    """Return a stand-in for a module of experts with this rank's experts, for transformers' expert functions."""
     held = {
         name: each.to_local() if isinstance(each, DTensor) else each
         for name, each in module.named_parameters(recurse=False)

@@ -134,11 +134,11 @@ class _StageRun:
         assert work is not None, "this rank is in the group"
         sent = self._sent[each.is_backward]
         sent.append((output, work))
-        if len(sent) > self._mesh.layout.pipeline:  # it has arrived: no rank is so many ahead
+        if len(sent) > self._mesh.layout.pipeline:  # the oldest has arrived: no rank is so many ahead
             sent.popleft()[1].wait()
 
     def end(self) -> None:
-        """Wait until the neighbours have all that was sent."""
+        """Wait until the neighbours have received all sent tensors."""
         for sent in self._sent.values():
             for _, work in sent:
                 work.wait()

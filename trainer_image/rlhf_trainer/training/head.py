@@ -57,7 +57,7 @@ class HeadOptions:
     entropy: bool
     softcap: float | None
     kernels: ModuleType | None
-    """Module with the functions `sum_logits` and `differentiate` as here, for one pass each over the logits of a chunk;
+    """Module whose `sum_logits` and `differentiate` replace those of this module, and read a chunk's logits once each;
     None: this module."""
 
 
@@ -71,7 +71,7 @@ def likelihood(
     softcap: float | None = None,
     kernels: ModuleType | None = None,
 ) -> Likelihood:
-    """Log-probability [n] of each token under softmax(hidden @ weight.T / temperature), and the entropy [n] if asked.
+    """Return the log-probability [n] of each token under softmax(hidden @ weight.T / temperature), and the entropy [n].
 
     hidden: [n, H], the state before each token; weight: [V, H], the head's, which may be a DTensor split along V (then
     all ranks of its mesh have the same hidden states and call together); tokens: int64 [n]; temperature: float32 [n].
@@ -112,7 +112,7 @@ def divergence_from(
 ) -> Tensor:
     """Return the divergence [n] of the model's distribution from a teacher's, `likeliest_tokens` [n, 2K].
 
-    Other arguments as in `likelihood`. All tokens beside the K count as one more; none is left if K is the vocabulary.
+    Other arguments as in `likelihood`. All tokens outside the K count as one more token, unless K is the vocabulary.
     Logits of a chunk are computed again in the backward pass. Ranks that share the vocabulary compute all of it.
     """
     every = weight.full_tensor() if isinstance(weight, DTensor) else weight
@@ -193,7 +193,7 @@ class _Likelihood(torch.autograd.Function):
 def sum_logits(logits: Tensor, tokens: Tensor, temperature: Tensor, options: HeadOptions, found: Tensor) -> None:
     """Write four numbers of each row of logits [n, V] into found [4, n], with x as in `_Likelihood`.
 
-    They are m = max x, sum exp(x - m), sum (x - m) exp(x - m) if the entropy is asked, and x of the row's token.
+    They are m = max x, sum exp(x - m), sum (x - m) exp(x - m) if `options.entropy`, and x of the row's token.
     """
     x = _scaled_logits(logits, temperature, options.softcap)
     del logits
@@ -232,10 +232,10 @@ def differentiate(logits: Tensor, tokens: Tensor, temperature: Tensor, options: 
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to a float32 total; on a GPU the product adds, which saves four passes over a whole head."""
+    """Add left @ right to a float32 total; on a GPU the matmul itself adds, which saves four passes over a head."""
     if left.dtype is total.dtype:
         total.addmm_(left, right)
-    elif total.device.type == "cpu":  # there is no such product of bfloat16
+    elif total.device.type == "cpu":  # no kernel adds a product of bfloat16 to float32
         total += left @ right
     else:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)

@@ -14,9 +14,9 @@ from torch import Tensor
 from rlhf_trainer.training.head import HeadOptions
 
 LOWEST: tl.constexpr = tl.constexpr(-1e30)
-"""Stands for minus infinity, which times zero is no number."""
+"""Substitute for minus infinity, as -inf * 0 is NaN."""
 BLOCK, WARPS = 4096, 8
-"""Logits that a program holds at a time, and its groups of 32 threads."""
+"""Logits that a Triton program holds at a time, and its number of warps."""
 
 
 def sum_logits(logits: Tensor, tokens: Tensor, temperature: Tensor, options: HeadOptions, found: Tensor) -> None:
@@ -37,7 +37,7 @@ def differentiate(logits: Tensor, tokens: Tensor, temperature: Tensor, options: 
 
 
 def _on(tensor: Tensor) -> torch.cuda.device:
-    """Return the context in which Triton starts kernels on a tensor's device; on CPU, for its interpreter, of none."""
+    """Return the context in which Triton starts kernels on a tensor's device; on CPU (Triton's interpreter) a no-op."""
     return torch.cuda.device(tensor.device if tensor.is_cuda else -1)
 
 
@@ -84,7 +84,7 @@ def _sum_rows(
         x = tl.load(logits + columns, mask=columns < width, other=0.0).to(tl.float32)
         if is_capped:
             x = softcap * _tanh(x / softcap)
-        of_own += tl.sum(tl.where((columns == own) & (columns < width), x / divisor, 0.0))  # it may be another rank's
+        of_own += tl.sum(tl.where((columns == own) & (columns < width), x / divisor, 0.0))  # 0: another rank has it
         x = tl.where(columns < width, x / divisor, LOWEST)
         before = largest
         largest = tl.maximum(before, tl.max(x))

@@ -58,7 +58,7 @@ def use_kernels(model: nn.Module, kernels: Kernels, *, device: torch.device) -> 
     if kernels == "Plain" or lacking or device.type != "cuda":
         return
     if isinstance(model, LanguageModel):
-        from rlhf_trainer.training import head_kernels  # Triton is only there for GPUs
+        from rlhf_trainer.training import head_kernels  # Triton is installed for GPUs only
 
         model.kernels = head_kernels
     pretrained = inner(model)
@@ -80,7 +80,7 @@ def _lacking_packages() -> str:
 
 
 def fuse_layers(pretrained: PreTrainedModel) -> None:
-    """Replace what the norms, MLPs and attention modules of a known family compute by liger-kernel's functions."""
+    """Make the norms, MLPs and attention modules of a known family compute by liger-kernel's functions."""
     from liger_kernel.ops.geglu import LigerGELUMulFunction
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
@@ -125,7 +125,7 @@ def _turned(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
 
 
 def _with_global(function: Any, name: str, value: object) -> FunctionType:
-    """Copy a function that reads `value` as the global `name` of its module; other models keep the module's own."""
+    """Copy a function so that its global `name` is `value`; the module's own global, which other models use, stays."""
     copy = FunctionType(function.__code__, {**function.__globals__, name: value}, closure=function.__closure__)
     copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return copy

@@ -75,7 +75,7 @@ def _measure_group(group: dist.ProcessGroup, device: torch.device) -> tuple[floa
 def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[dict[str, float], list[str]]:
     """Return (the slowest rank's seconds by name, a sentence for each device or link of less than half the speed).
 
-    The speed is compared with the median of its kind in the pool: links within a machine are one kind.
+    Speed is compared with the pool's median of the kind: products, or an axis's links within or between machines.
     """
     slowest = {name: max(each.seconds[name] for each in ranks) for name in ranks[0].seconds}
     places = {each.rank: f"rank {each.rank} ({each.where})" for each in ranks}

@@ -83,7 +83,7 @@ def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -
 
 
 def has_weights(folder: str) -> bool:
-    """Whether a local model folder holds weights; True on the hub. DataError for other forms, and absent shards."""
+    """Whether a local model folder holds weights; True on the hub. DataError for other formats and missing shards."""
     path = Path(folder)
     if not path.is_dir() or (path / SAFE_WEIGHTS_NAME).is_file():
         return True
@@ -155,7 +155,7 @@ def load_scorer(
 ) -> Scorer:
     """Make a scorer, float32 on the meta device, of a reward model or, with a head drawn from `seed`, a language model.
 
-    `shard` fills the shards of a rank. The weights show which of both the model is. label: index of the score among
+    `shard` fills the shards of a rank. The weights show which of the two the model is. label: index of the score among
     several outputs of a frozen model. Raises ConfigError, naming `path` in the manifest, for several outputs without a
     label, and for a language model if not `may_add_head`; DataError for a folder without weights.
     """
@@ -260,7 +260,7 @@ def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) ->
     """Return the stored parameters of a model in the files of its folder, by their names in the model.
 
     Local files are opened at once, so that every rank sees a damaged one; hub files are opened when needed.
-    OSError or SafetensorError: a file is missing or damaged. ValueError: a parameter is no mere stack of tensors.
+    OSError or SafetensorError: a file is missing or damaged. ValueError: a parameter is more than a stack of tensors.
     """
     find = partial(cached_file, folder, revision=revision)
     conversions = get_model_conversion_mapping(model)

@@ -47,7 +47,7 @@ def slerp(one: Tensor, other: Tensor, share: float) -> Tensor:
 
 
 def kept(change: Tensor, density: float, draw: torch.Generator | None = None) -> Tensor:
-    """Return a tensor with 0 for all but a share of its elements: the largest, or drawn ones, scaled to its size."""
+    """Zero all but a share `density` of a change: keep the largest or, by `draw`, random ones scaled to its L1 norm."""
     if draw is None:
         dropped, sizes = change.numel() - max(1, int(density * change.numel())), change.abs()
         return change * (sizes >= sizes.flatten().kthvalue(dropped + 1).values)
@@ -62,7 +62,7 @@ def weighted_sum(weights: Tensor, tensors: Tensor) -> Tensor:
 
 
 def elected(changes: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted mean of the changes [models, ...] whose sign has the larger weighted sum."""
+    """Return, by element, the weighted mean of the changes [models, ...] that have the sign of the weighted sum."""
     scaled = changes * weights.view(-1, *[1] * (changes.ndim - 1))
     is_counted = scaled.sign() == torch.where(scaled.sum(0) >= 0, 1.0, -1.0)
     total = weighted_sum(weights, is_counted.float())
@@ -88,7 +88,7 @@ class Merger:
         self._cuts = cuts_of(self._model) if options.method == "OT" else {}
 
     def write(self, part: int, place: Path) -> bool:
-        """Merge a part into a file in `place`, named only when it is complete; return whether the part is the last."""
+        """Merge a part into a file in `place`, renamed once complete; return whether the part is the last one."""
         cuts = {name: self._cuts[name] for name in self._parts[part] if name in self._cuts}
         others = range(1, len(self._weights)) if cuts else ()
         orders = [align(cuts, partial(self._read, 0), partial(self._read, model)) for model in others]
@@ -154,7 +154,7 @@ def cuts_of(model: PreTrainedModel) -> dict[str, Cut]:
 def require_alike(folders: Mapping[str, tuple[str, bool]], *, by_ot: bool) -> None:
     """Raise a TrainerError, naming the field, for a model that cannot be merged with the first one.
 
-    folders: by field, (folder, whether a job will make the model to merge from the one in the folder).
+    folders: by field, (folder, whether another job will make the model to merge from the one in the folder).
     """
     known: dict[str, object] = {}
     for path, (folder, is_made) in folders.items():

@@ -39,7 +39,7 @@ class TokenBatch:
     entropy: bool = False
     """Whether the entropies of the tokens in `read` are needed too."""
     likeliest: tuple[int, int] | None = None
-    """(K, M) to get, instead of likelihoods, the K likeliest of the first M tokens at the places of `read`."""
+    """(K, M) to get, instead of likelihoods, the K likeliest of the first M token ids at each place of `read`."""
     teacher: Tensor | None = None
     """Likeliest tokens of a teacher: float32 [b, T, 2K]; None: no divergence from a teacher is needed."""
     compare: Compare | None = None
@@ -81,7 +81,7 @@ class Documents:
     starts: Tensor
     """Offset of each document in the packed row, then N: int32 [documents + 1]."""
     seen: tuple[int, ...]
-    """Number of tokens that each document's last token attends to: the whole text, with what others compute of it."""
+    """Number of tokens that each document's last token attends to: its text, with the prefix in other documents."""
     seen_starts: Tensor
     """Running sums of `seen`, beginning with 0: int32 [documents + 1]."""
     seen_tokens: Tensor | None
@@ -242,7 +242,7 @@ class ModelInput:
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
         """Return zeros [rows, T, ...] with `values` [n, ...] at the indices `places` among the rows * T positions.
 
-        Ranks that share the packed row give their values to each other.
+        Ranks that share the packed row exchange their values.
         """
         rows, width = self.shape
         zeros = values.new_zeros(rows * width, *values.shape[1:])

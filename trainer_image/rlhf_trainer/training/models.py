@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
 
 
 def _last_hidden_state(model: PreTrainedModel, given: Tensor, text: ModelInput) -> Tensor:
-    """Hidden states after the final norm, from token ids or the hidden states of another stage: [1, N, H]."""
+    """Return the hidden states after the final norm, from token ids or another stage's hidden states: [1, N, H]."""
     name = "inputs_embeds" if given.is_floating_point() else "input_ids"
     inputs = {name: given, "position_ids": text.positions, "documents": text.documents}
     if text.experts is not None:
@@ -145,7 +145,7 @@ def ties_embedding(model: nn.Module) -> bool:
 
 
 def trained_tie(model: nn.Module) -> nn.Parameter | None:
-    """The trained tied embedding of a first pipeline stage, or its copy in a last stage's head; else None."""
+    """Return the trained tied embedding of a first pipeline stage, or its copy in a last stage's head; else None."""
     if not ties_embedding(model):
         return None
     pretrained: Any = inner(model)

@@ -15,10 +15,10 @@ Offloaded = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 
 
 class Offloader:
-    """Keeps a model's shards and its optimizer's moments on the device only while the model is in use.
+    """Mover of a model's shards and its optimizer's moments, which are on the device only while the model is in use.
 
     Storages are emptied and filled in place, so FSDP2, the optimizer and all other views see the same bits afterwards.
-    On CPU the copy in host memory is in the same memory: nothing is saved, but the same code runs.
+    On CPU host memory is the device's memory: nothing is saved, but the same code runs.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Offloader:
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """The storages of this rank's shards of the tensors, each once, without empty and offloaded ones."""
+    """Return the storages of this rank's shards of the tensors, each once, without empty and offloaded ones."""
     local = (local_shard(tensor).untyped_storage() for tensor in tensors)
     found = {storage._cdata: storage for storage in local}  # noqa: SLF001 the address of a fake one is 0
     return [storage for storage in found.values() if storage.nbytes()]
 
 
 def bytes_held(tensors: Iterable[Tensor]) -> int:
-    """Bytes of this rank's shards of the tensors; offloaded ones count 0."""
+    """Count the bytes of this rank's shards of the tensors; offloaded shards count 0."""
     return sum(storage.nbytes() for storage in storages(tensors))
 
 

@@ -1,7 +1,7 @@
 """Routing replay: a mixture's layers send tokens to the experts that the generator chose.
 
-The experts of a packed row are an argument of each decoder layer. So the layer gets the same ones if the backward pass
-computes it again. The router's own scores of them are gathered, so the router learns.
+The experts of a packed row are an argument of each decoder layer. So the layer gets the same experts if the backward
+pass recomputes it. The experts' weights come from the router's own scores, so the router learns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RoutingReplay:
     """Hooks that replay the generator's experts in a model's routers, and count where the routers' choices differ."""
 
     def __init__(self, model: Any, *, tensor: tuple[int, int] = (0, 1)) -> None:
-        """model: LanguageModel of `REPLAYED`, or this rank's pipeline stage of it, which may have no routers.
+        """model: LanguageModel of a type in `REPLAYED`, or this rank's pipeline stage, which may have no routers.
 
         tensor: (index of this tensor-parallel rank, number of these ranks).
         """
@@ -46,7 +46,7 @@ class RoutingReplay:
                 self._attach(layer, int(place[1]))
 
     def _attach(self, layer: nn.Module, number: int) -> None:
-        """Hook a decoder layer and its routers, before the hooks that measure what routers choose."""
+        """Hook a decoder layer and its routers; the hooks of routers run before those of `ExpertBalance`."""
         routers: list[Any] = [each for each in layer.modules() if type(each).__name__ in ROUTERS]
 
         def give(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
@@ -104,7 +104,7 @@ def packed_experts(
 
     source, packed: int64 [m], the index of each text's tokens among the rows * T positions and in the packed row. A
     token that texts share has the experts of the first of them that has any; a text's last token has none.
-    `routing/prompts_differ` is the share of the `shared` tokens, which other texts compute, that have other experts.
+    `routing/prompts_differ` is the share of the `shared` tokens, computed in another text, whose own experts differ.
     """
     given = next((text.experts for text in texts if text.experts is not None), None)
     if given is None:

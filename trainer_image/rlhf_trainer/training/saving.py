@@ -275,7 +275,7 @@ class TrainerState:
         return own
 
     def _to_read(self, stored: Mapping[str, StoredTensor], uri: str) -> dict[str, Any]:
-        """Return the tensors to read, by stored name; with a warning if those of other replicas are dropped."""
+        """Return the tensors to read, by stored name; warn if tensors of other replicas are dropped."""
         tensors, own = self._tensors(), self._of_replica()
         if own and own.keys() <= stored.keys():
             read = {id(value) for value in own.values()}

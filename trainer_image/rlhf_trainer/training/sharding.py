@@ -51,7 +51,7 @@ from rlhf_trainer.training.passes import keep_stage
 from rlhf_trainer.training.sequence import TOKENS, SummedOutput, cut_tokens
 
 CHECKPOINTED = "_checkpoint_wrapped_module."
-"""Part of the names in a module that recomputes its activations."""
+"""Part that torch's checkpoint wrapper adds to the names of a recomputed layer's tensors."""
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Largest pipeline stage, in bytes of its compute type, that FSDP2 gathers whole; many small collectives cost more."""
 
@@ -67,7 +67,7 @@ class ShardedModel:
 
     @property
     def adapter(self) -> Adapter | None:
-        """Adapter of the model; None for a model whose weights are trained, or which is not trained."""
+        """Adapter of the model; None if the model is trained in full, or not at all."""
         assert isinstance(self.module, LanguageModel | Scorer)
         return self.module.adapter
 
@@ -176,17 +176,17 @@ def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def named_as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of a transformers model by their Hugging Face names, without the modules that recompute layers."""
+    """Return tensors of a transformers model by their Hugging Face names, without `CHECKPOINTED`."""
     return {name.replace(CHECKPOINTED, ""): tensor for name, tensor in tensors.items()}
 
 
 def trained_parameters(model: ShardedModel) -> dict[str, nn.Parameter]:
-    """The trained parameters among `named_parameters`: all, or those of an adapter and a new head."""
+    """Return the trained parameters among `named_parameters`: all, or those of an adapter and a new head."""
     return {name: parameter for name, parameter in named_parameters(model) if parameter.requires_grad}
 
 
 def held_piece(tensor: Tensor) -> tuple[Tensor, TensorSlice]:
-    """This rank's piece of a tensor, and the slice of the whole tensor that the piece is.
+    """Return this rank's piece of a tensor, and the place of the piece in the whole tensor.
 
     The innermost axis of the mesh cuts first: tensor-parallel shards, then those of FSDP2. Torch's own
     `compute_local_shape_and_global_offset` is wrong where tensor-parallel shards are not equally long.
@@ -240,7 +240,7 @@ def _fill(model: ShardedModel, weights: Mapping[str, TensorSource]) -> None:
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
-    # of [B, T, heads, head size]
+    # dim 2: the heads of [B, T, heads, head size]
     "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=2, use_local_output=True),
 }
 """Supported tensor-parallel styles of transformers' plans -> the styles of torch that implement them."""
@@ -253,7 +253,7 @@ OF_EXPERTS = re.compile(r"\.(experts|shared_experts?)\b")
 
 
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:
-    """Tensor-parallel plan of a config's class: module name (`*` for any layer) -> transformers' style; perhaps empty.
+    """Return a config's tensor-parallel plan: module name (`*` for any layer) -> transformers' style; perhaps empty.
 
     A loaded model's plan would also have styles for embedding and head, which the trainer cuts like vLLM instead.
     """
@@ -321,7 +321,7 @@ def _embed(module: Any, embed: Callable[[Tensor], Tensor], axis: DeviceMesh, own
 def impossible_sizes(
     config: PreTrainedConfig, *, pipeline: int, tensor: int, expert: int = 1, generates: bool = False
 ) -> str:
-    """Reason why a model cannot be cut into these parts, like `pipeline is 3, ...`; empty if it can.
+    """Say why a model cannot be cut into these parts, like `pipeline is 3, ...`; empty if it can.
 
     generates: whether the parts are a generator's.
     """

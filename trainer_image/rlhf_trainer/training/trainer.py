@@ -93,8 +93,8 @@ class ModelRunner:
     ) -> list[MicroBatch]:
         """Cut the rows of this rank into micro-batches, the same number on every rank, as each runs collectives.
 
-        fields: [B, T] (cut to the micro-batch's longest row) or [B]. A rank with too few micro-batches gets further
-        ones without text, with fields and masked loss 0. Micro-batches of a pipeline have equally many tokens.
+        fields: [B, T] (cut to the micro-batch's longest row) or [B]. A rank with too few micro-batches gets padding
+        ones: no text, fields of zeros, so a masked loss of 0. Micro-batches of a pipeline have equally many tokens.
         """
         stages, device, texts, share = self.mesh.layout.pipeline, device_here(), texts_of(fields), self._share_prompts
         lengths = torch.stack([text.lengths for text in texts]).amax(0)
@@ -192,7 +192,7 @@ class Trainer(ModelRunner):
         self._settings, self._total_steps, self._path = optimizer, total_steps, path
         self._max_skipped_updates, self.skipped_in_a_row = max_skipped_updates, 0
         self.rate_factor: RateController | None = None
-        """Scalar that divides the scheduled learning rate."""
+        """Controller whose value multiplies the scheduled learning rate; None: the schedule alone sets the rate."""
         self._optimizer = ShardedAdamW(trained_parameters(model).values(), optimizer)
         super().__init__(model, optimizer=self._optimizer, **options)
         self.state = TrainerState(model, self._optimizer)
