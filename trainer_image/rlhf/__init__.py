@@ -108,8 +108,8 @@ def run(
     """Run the jobs of a manifest as `rlhf run` does, in the main thread, and read the run folder.
 
     output: the run folder, by default runs/<name of the file or of the last job>; a run that is in it continues unless
-    `restart`. address: of a Ray cluster; by default RAY_ADDRESS, or a new one. Raises SpecError, OwnCodeError or
-    TrainerError, each with its `exit_code`.
+    `restart`. address: address of a running Ray; by default RAY_ADDRESS, else a new Ray on this machine. Raises
+    SpecError, OwnCodeError or TrainerError, each with its `exit_code`.
     """
     from rlhf_trainer.run.chain import run_file
 
@@ -174,7 +174,7 @@ def _source(manifest: Manifest) -> Path | str:
 
 
 def _document(job: Job | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job as a manifest's document; a namespace that was not given is kubectl's current one."""
+    """Return a job as a manifest's document, without a default namespace, so that kubectl's current one applies."""
     if not isinstance(job, Job):
         return dict(job)
     given = {} if "namespace" in job.metadata.model_fields_set else {"metadata": {"namespace"}}

@@ -1,6 +1,6 @@
 """Public API that imports torch and Ray: worker classes to extend, and the classes that run them.
 
-A worker is what one rank of a model does. Its methods that are marked by `rlhf.register` are the calls of a step.
+A worker runs one rank of a model. Its methods that are marked by `rlhf.register` are the calls of a step.
 """
 
 from rlhf_trainer.controller.resource_pool import ResourcePool

@@ -1,4 +1,4 @@
-"""Bash without a run: the words of a script's commands, by the grammar of tree-sitter."""
+"""Reader of bash scripts, which runs nothing: the words of a script's commands, by the grammar of tree-sitter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRET = re.compile("(?i)key|token|secret|password|credential")
 
 
 class Script:
-    """Bash script, followed as far as options need it; what else may change a variable makes it unknown.
+    """Bash script, followed as far as options need it; a variable that other statements may change becomes unknown.
 
     `commands` holds the words of each command, in the order of their start. `notes` are sentences on what was guessed.
     A word has UNKNOWN around each part that only a run knows. A method for a statement returns whether the statement
@@ -46,7 +46,7 @@ class Script:
         self._has_returned = False
 
     def read(self, text: str) -> None:
-        """Follow a text of bash. Raises SpecError for a text that is none."""
+        """Follow a text of bash. Raises SpecError for a text that is not bash."""
         root = parse(text)
         if root.has_error:
             wrong = next((node for node in root.children if node.has_error), root)
@@ -55,7 +55,7 @@ class Script:
         self._run_all([root])
 
     def read_quoted(self, is_named: Callable[[str], object]) -> None:
-        """Follow each word of a command that is a text with a name that fits, as in `bash -c "python -m ..."`."""
+        """Follow each word that is a script and names a program (`is_named`), as in `bash -c "python -m ..."`."""
         for text in [word for words in self.commands if words[0] != "echo" for word in words]:
             if len(text.split()) > 1 and any(map(is_named, text.split())):
                 self.read(re.sub(rf"{UNKNOWN}([^{UNKNOWN}$`][^{UNKNOWN}]*){UNKNOWN}", r"$(\1)", text))
@@ -183,7 +183,7 @@ class Script:
         return True
 
     def _set(self, node: Node, arguments: list[str]) -> None:
-        """Forget what a command sets, but for `read -d "" NAME <<END`, which sets a variable to the text up to END."""
+        """Make what a command sets unknown, except by `read -d "" NAME <<END`, where NAME is the text up to END."""
         parts = [part for each in node.parent.named_children for part in each.named_children] if node.parent else []
         texts = [self._state.scalar(part, True) for part in parts if part.type == "heredoc_body"]
         if texts and "-d" in arguments:
@@ -241,12 +241,12 @@ class Script:
         return True
 
     def _test(self, node: Node) -> bool | None:
-        """Evaluate `[ ... ]` or `[[ ... ]]`; a variable that nobody sets is empty."""
+        """Evaluate `[ ... ]` or `[[ ... ]]`; an unset variable is empty."""
         total = calculate(f"1 if {self._condition(node)} else 0", {})
         return None if total is None else total != "0"
 
     def _condition(self, node: Node) -> str:
-        """Return a part of a test as Jinja has it."""
+        """Return a part of a test as an expression of Jinja."""
         if node.type == "test_command" or node.type.endswith("_expression"):
             return " ".join(map(self._condition, node.children))
         if not node.is_named or node.type == "test_operator":

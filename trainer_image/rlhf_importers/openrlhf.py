@@ -17,7 +17,7 @@ ESTIMATORS, OFFLINE, CORRECTIONS = (
 
 
 def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the flags of the last OpenRLHF program that a script calls, its name as PROGRAM, and what was guessed."""
+    """Return (flags of the last OpenRLHF program that a script calls, with its name as PROGRAM; notes on guesses)."""
     words, notes = call(text, source, r"openrlhf\.cli\.train_\w+")
     if not words or not words[0].startswith("openrlhf.cli.train_"):
         raise NoCounterpartError("it calls no openrlhf.cli.train_... program")

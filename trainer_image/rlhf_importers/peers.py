@@ -18,9 +18,9 @@ PEERS = read_table(__package__, "peers.yaml", dict[str, dict[str, Any]])
 
 
 def commands_of(job: Job, mapping: DeviceMapping) -> dict[str, tuple[str, str]]:
-    """Return project -> (command line with a mapped job's layout, what differs); an empty command: it cannot.
+    """Return project -> (command line with a mapped job's layout, or empty if it cannot run the job; what differs).
 
-    Numbers, models and layout are the job's; all else, such as learning rates, is the project's own.
+    Numbers, models and layout are the job's; other settings, such as learning rates, have the project's defaults.
     """
     return {project: _command(project, peer, job, mapping) for project, peer in PEERS.items()}
 

@@ -89,7 +89,7 @@ def critic_from(draft: Draft, model: Any) -> None:
 
 
 def correction(draft: Draft, *, low: Any, high: Any, **options: Any) -> None:
-    """Set the importance weights of a draft manifest; a bound that is not on its side of 1 gets a check instead."""
+    """Set the importance weights of a draft manifest; a low bound not below 1, or a high one below 1, gets a check."""
     for name, bound in (("low", low), ("high", high)):
         if bound not in (None, "") and (float(bound) < 1.0) == (name == "low"):
             options[name] = float(bound)

@@ -47,7 +47,7 @@ def call(text: str, source: str, program: str) -> tuple[list[str], list[str]]:
 
 
 def _calls_of(script: Script, is_named: Callable[[str], object]) -> list[list[str]]:
-    """Return the commands with a name that fits; where none has it, those in quotes or in branches not taken."""
+    """Return the commands that name a program (`is_named`); if none does, those in quotes or in branches not taken."""
     searches: tuple[Callable[[], object], ...] = (list, lambda: script.read_quoted(is_named), script.read_skipped)
     for search in searches:
         search()

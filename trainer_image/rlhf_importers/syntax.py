@@ -24,7 +24,7 @@ SUMS = {"&&": " and ", "||": " or ", "!": " not ", "/": "//"}
 """Operator of bash's arithmetic -> Jinja's operator."""
 ARITHMETIC = re.compile(r"(\$|(?<!for\s)(?<=\s))\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 REWRITTEN = re.compile(r'(\$\()?"\(\(" "(.*?)"(?(1)\))', re.DOTALL)
-"""Patterns of arithmetic, and of its form as a command `((`: the grammar takes `$((` in a default for a command."""
+"""Patterns of arithmetic, and of the command `((` that replaces it: the grammar misreads `$((` in a default value."""
 NAMED = re.compile(r"\b(?:read|mapfile|readarray|getopts|for|select|unset|printf\s+-v|\w+\s+-\w*n)\s([^;\n|<]*)")
 CHANGED = re.compile(
     r"(?<![\w.$-])(?:([A-Za-z_]\w*)(?:\[[^]]*\])?(?:\+=|\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--))|(?:\+\+|--)(\w+))"
@@ -125,7 +125,7 @@ class State:
         return True
 
     def assign(self, name: str, words: list[str]) -> None:
-        """Set a variable where it is defined, else in the script."""
+        """Set a variable in the innermost scope that defines it, else as a variable of the script."""
         scope = next((each for each in self.values.maps if name in each), self.values.maps[-1])
         scope[name] = [f"{UNKNOWN}${name}{UNKNOWN}"] if name in self.references else words
 
@@ -153,7 +153,7 @@ class State:
     def words(self, node: Node) -> list[str]:
         """Return the words of a command or of an array."""
         parts = [each for each in node.named_children if each.type not in NO_WORDS]
-        braced = {each for each in parts if BRACES.search(QUOTED.sub("", text_of(each)))}  # one makes several words
+        braced = {each for each in parts if BRACES.search(QUOTED.sub("", text_of(each)))}  # braces make several words
         return [word for each in parts for word in ([unknown(each)] if each in braced else self.expand(each))]
 
     def scalar(self, node: Node | None, is_quoted: bool = False) -> str:
@@ -231,7 +231,7 @@ class State:
         return _split([between.join(values)] if "*" in name else values, is_quoted)
 
     def _values_of(self, name: str, index: str) -> list[str] | None:
-        """Return the values of a variable, or a list of the one at an index; None if nobody sets it."""
+        """Return the values of a variable, or a list of the one at an index; None if the variable is unset."""
         if name in ("@", "*") and "@" not in self.values:
             self.notes.append("the script's own arguments are not known")
         key = "@" if re.fullmatch(r"[@*#]|[1-9]\d*", name) else name

@@ -89,7 +89,7 @@ def _read_row(read: Table, prefix: str, line: str, rollout: type[Rollout]) -> No
 
 
 def _sampling_row(text: str, rollout: type[Rollout]) -> Row:
-    """Return the row of a sampling parameter of vLLM: the rollout field that restricts by it, or lost without one."""
+    """Return the row of a sampling parameter of vLLM: mapped to the rollout field that sets it, or lost without one."""
     restrictions = rollout.sampling_restrictions().items()
     fields = {each.parameter: to_camel(name) for name, each in restrictions if each.parameter}
     parameter, *change = text.split()
@@ -253,7 +253,7 @@ def flag(value: Any) -> bool:
 
 
 def flat(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of what mappings in mappings hold; an empty mapping is a value."""
+    """Yield (dotted key, value) of nested mappings; an empty mapping is a value."""
     if isinstance(part, dict) and part:
         for key, below in part.items():
             yield from flat(below, f"{prefix}.{key}" if prefix else str(key))

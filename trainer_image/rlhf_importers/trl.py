@@ -35,7 +35,7 @@ CHANGES: Mapping[str, Change] = {
 
 
 def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a TRL file, or the flags of a script's call of TRL with PROGRAM, and what was guessed."""
+    """Return (keys of a TRL file, or flags of a script's call of TRL with its name as PROGRAM; notes on guesses)."""
     if re.search(rf"(?:^|[\s\"']){CALLED}[ \t\\\"']", re.sub(r"#.*", "", text), re.MULTILINE):
         words, notes = call(text, source, CALLED)
         if not re.fullmatch(CALLED, "".join(words[:1])):

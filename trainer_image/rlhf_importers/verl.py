@@ -20,7 +20,7 @@ KL_CTRL, OVERLONG = "algorithm.kl_ctrl.", "reward.reward_kwargs.overlong_buffer_
 
 
 def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Return dotted keys and values of a Hydra configuration file or of a script's overrides, and what was guessed."""
+    """Return (dotted keys and values of a Hydra configuration file or of a script's overrides, notes on guesses)."""
     if re.search(r"^\s*[+~]*[\w.]+=", text.replace("\\\n", "\n"), re.MULTILINE) or re.search("main_ppo|-m verl", text):
         words, notes = call(text, source, r"[\w./]*\b(?:main_(?!gen|eval)\w+|fully_async_main)(?:\.py)?")
         if others := [word for word in words if re.fullmatch(r"[\w./]*(?:sft_trainer|main_gen\w*|main_eval)", word)]:
@@ -128,7 +128,7 @@ def _correction(draft: Draft, values: Mapping[str, Any]) -> None:
         mode = "Mask" if low else "Truncate"
         several.correction(draft, level=str(values["is"]).capitalize(), mode=mode, low=low, high=high, **options)
     elif level := REJECTIONS.get(str(rejects)):
-        low, _, high = str(values["rs_threshold"]).rpartition("_")  # of the generator's probability over the trainer's
+        low, _, high = str(values["rs_threshold"]).rpartition("_")  # inverse ratio: generator's over trainer's
         bounds = {"low": 1 / float(high), "high": 1 / float(low) if low else high}
         several.correction(draft, level=level, mode="Mask", **bounds, **options)
         draft.checks.append("rolloutCorrection weighs what is kept by its ratio, too; verl's rollout_rs alone does not")

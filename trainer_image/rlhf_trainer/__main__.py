@@ -7,7 +7,7 @@ import signal
 def main() -> None:
     """Import the command line and run it. Until it is imported, there is nothing to clean up."""
     default = signal.getsignal(signal.SIGINT)
-    if default is not signal.SIG_IGN:  # a shell's background job
+    if default is not signal.SIG_IGN:  # SIG_IGN: a background job of a shell
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     from rlhf_trainer.commands.cli import main as run
 

@@ -66,7 +66,7 @@ class EndTokens:
         return f"a response ends with {named}{lacking}"
 
     def cut(self, ids: list[int]) -> list[int]:
-        """Return ids up to the last token that ends a turn, or else any end; templates write more after it."""
+        """Return ids up to the last token that ends a turn, else the last end token; templates write more after it."""
         ends = self.ids[:1] if self.ids[0] in ids else self.ids
         last = max((place for place, token in enumerate(ids) if token in ends), default=len(ids) - 1)
         return ids[: last + 1]
@@ -116,7 +116,7 @@ class Template:
         return ids if not ids or ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
 
     def _holds_next(self, place: slice, chat: list[ChatMessage], index: int, tools: Sequence[Any]) -> bool:
-        """Whether the place of an answer also holds what a tool says after it."""
+        """Whether the place of an answer also holds the tool's message after it."""
         following = chat[index + 1 :]
         if not following or following[0]["role"] == QUESTION["role"]:
             return False
@@ -155,9 +155,9 @@ class Template:
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, listed: Sequence[object] = ()) -> EndTokens:
-    """Return the end tokens of a tokenizer, of its chat template, and of a model folder that lists these ids.
+    """Return the end tokens of a tokenizer, of its chat template, and of a model folder, whose ids are `listed`.
 
-    The template's token is the last added one that it writes after any answer. ConfigError without end-of-text token.
+    The template's token is the last added token in what it writes after any answer. ConfigError without EOS token.
     """
     if not isinstance(tokenizer.eos_token_id, int):
         raise ConfigError(f"the tokenizer {tokenizer.name_or_path!r} has no end-of-text token")
@@ -175,7 +175,7 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, listed: Sequence[object] = ()
 
 
 def _after_any_answer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the beginning of what a chat template writes after an answer, be it the last or an earlier one."""
+    """Return the common beginning of the texts that a chat template writes after a last and after an earlier answer."""
     roles = _roles_in_parts(tokenizer)
     question, answer = (_in_parts(each) if each["role"] in roles else each for each in (QUESTION, ANSWER))
     rests = list[str]()

@@ -37,7 +37,7 @@ def peak_flops(dtype: torch.dtype) -> float:
 def memory_in_use() -> tuple[int, int]:
     """Return (bytes in use, bytes in total) of this rank's GPU, as its driver counts them.
 
-    On CPU they are those of the container without its file cache; without a limit, of this process and the machine.
+    On CPU: the container's memory without its file cache; without a limit, this process's memory and the machine's.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

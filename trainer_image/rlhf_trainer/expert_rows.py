@@ -10,7 +10,7 @@ ROUTED = "routed_experts"
 """Name of the batch field: uint8 [B, T, E], aligned to tokens; 0 at tokens that were no input of the generator."""
 
 REPLAYED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
-"""Model types whose routers the trainer can make take given experts."""
+"""Model types in which the trainer can have the routers take given experts."""
 REMEDY = "spec.rollout.routing: Recompute does without"
 """End of a sentence on experts that cannot be replayed."""
 

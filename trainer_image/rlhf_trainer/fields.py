@@ -40,7 +40,7 @@ class FieldType:
         return f"{str(self.dtype).removeprefix('torch.')} {self.width.value}"
 
     def row_bytes(self, widths: Widths) -> int:
-        """Bytes of a row of the field; `widths`: the number of values of each Width."""
+        """Return the bytes of a row of the field; `widths`: the number of values of each Width."""
         return self.dtype.itemsize * widths[self.width]
 
     def fits(self, tensor: Tensor, *, rows: int) -> bool:

@@ -19,7 +19,7 @@ class Meeting:
     port: int
 
     def listen(self) -> int | None:
-        """Listen at this address alone, as torch's store knows no secret; return the file descriptor.
+        """Listen at this address alone, as torch's store has no authentication; return the file descriptor.
 
         None if this machine lacks the address, as behind NAT. OSError if the port is taken.
         """
@@ -32,7 +32,7 @@ class Meeting:
             return None
 
     def wait_for_listener(self) -> None:
-        """Wait a while until somebody listens: torch's client asks a second time after half a second or more."""
+        """Wait up to MOST_SECONDS for rank 0 to listen; torch's own client tries again only after half a second."""
         until = time.monotonic() + MOST_SECONDS
         while time.monotonic() < until:
             with suppress(OSError), socket.create_connection((self.address, self.port), ANSWER_SECONDS):

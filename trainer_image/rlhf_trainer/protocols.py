@@ -52,7 +52,7 @@ class TransferProtocol:
     """Whether the caller gives a batch for each rank; False: `distribute` gives each rank its rows of one batch."""
 
     def axes(self, layout: ParallelSizes) -> dict[AxisPlacement, tuple[Axis, ...]]:
-        """Return the axes of several ranks by what they do: split or broadcast the input, or hold partial sums."""
+        """Return the axes with several ranks by their use: to split or broadcast the input, or for partial sums."""
         split = [axis for axis, placement in self.takes if placement is AxisPlacement.SPLIT]
         addends = [axis for axis, placement in self.gives if placement is AxisPlacement.PARTIAL]
         copied = [axis for axis, _ in self.gives if axis not in split]

@@ -252,7 +252,7 @@ def tensor_files(files: AbstractFileSystem, folder: str) -> list[TensorFile]:
 
 
 def written_type(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which a tensor of a model is written whose files are of type `dtype`."""
+    """Return the type in which the tensor of this name is written if its model is written in `dtype`."""
     return torch.float32 if name.endswith(FLOAT32) else dtype
 
 
@@ -286,7 +286,7 @@ def write_tensors(
                 file.write(data := bytes_of(values))
                 sums[name] = crc32(data, sums[name])
         file.seek(0)
-        file.write(head())  # as long as before, now that the checksums are known
+        file.write(head())  # with the checksums; the length stays the same
     return f"{crc32(json.dumps(sums, sort_keys=True).encode()):08x}"
 
 

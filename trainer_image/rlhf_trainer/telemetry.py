@@ -81,7 +81,7 @@ class StepReport:
 
 
 class Recorder:
-    """Collects the measurements of this process until `drain` returns them."""
+    """Collector of the measurements of this process, which `drain` returns."""
 
     def __init__(self) -> None:
         self.rank = 0
@@ -93,7 +93,7 @@ class Recorder:
 
     @contextmanager
     def counting(self, counts: bool) -> Iterator[None]:
-        """Keep means and sums of the block only if `counts` is true, as for one of several ranks with the same rows."""
+        """Keep means and sums of the block only if `counts`, which is true on one of several ranks with equal rows."""
         before, self._counts = self._counts, counts
         try:
             yield
@@ -328,7 +328,7 @@ def slots_of(spans: Iterable[Span]) -> set[tuple[str, int]]:
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """Seconds that at least one of the time spans covers."""
+    """Return the seconds that at least one of the time spans covers."""
     total, reached = 0.0, float("-inf")
     for span in sorted(spans, key=lambda span: span.start):
         total += max(0.0, span.end - max(span.start, reached))

@@ -18,7 +18,7 @@ class TensorSlice:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> TensorSlice:
-        """The slice that covers a whole tensor of this shape."""
+        """Return the slice that covers a whole tensor of this shape."""
         return cls((0,) * len(shape), shape)
 
     @property
@@ -50,7 +50,7 @@ class TensorSlice:
         return TensorSlice(starts, stops) if all(map(int.__lt__, starts, stops)) else None
 
     def moved(self, by: Sequence[int]) -> TensorSlice:
-        """The slice shifted by `by` elements in each dim."""
+        """Return the slice shifted by `by` elements in each dim."""
         starts, stops = (tuple(map(int.__add__, ends, by)) for ends in (self.starts, self.stops))
         return TensorSlice(starts, stops)
 
@@ -59,11 +59,11 @@ class TensorSlice:
         return TensorSlice((number, *self.starts), (number + 1, *self.stops))
 
     def off_layer(self) -> TensorSlice:
-        """The slice without its first dim, the layer of a stack; the inverse of `on_layer`."""
+        """Return the slice without its first dim, the layer of a stack; the inverse of `on_layer`."""
         return TensorSlice(self.starts[1:], self.stops[1:])
 
     def within(self, outer: TensorSlice) -> tuple[slice, ...]:
-        """The index of this slice in a local tensor that holds the elements of `outer`."""
+        """Return the index of this slice in a local tensor that holds the elements of `outer`."""
         return tuple(
             slice(start - first, stop - first)
             for start, stop, first in zip(self.starts, self.stops, outer.starts, strict=True)

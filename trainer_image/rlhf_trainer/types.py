@@ -80,7 +80,7 @@ class Transfer:
     row_by_row: bool = False
     in_groups: bool = False
     beside: str = ""
-    """Role whose worker in the same process the method gets as an argument of this name."""
+    """Role of a worker in the same process, which the method gets as an argument of this name; empty: none."""
 
     def fields_read(self, fields: Collection[str]) -> tuple[str, ...]:
         """Return the names of the fields that the method reads from a batch with `fields`."""

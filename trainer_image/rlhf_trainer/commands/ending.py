@@ -35,7 +35,7 @@ def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process, at once if its Ray has ended before."""
+    """End this process with an exit code; skip Python's exit handlers if the process's own Ray has ended before."""
     session = sys.modules.get("rlhf_trainer.run.session")  # an import takes a second; not imported: no Ray
     if session and session.how_ray_ended():
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Server of a run's model: vLLM's program, as the only child of this process, with what the run knows of its model."""
+"""Server of a run's model: vLLM's program, as the only child of this process, with options that follow from the job."""
 
 import json
 import os
@@ -41,7 +41,7 @@ STOP_SECONDS = 60.0
 """Seconds that vLLM has to end after a signal, before it is killed."""
 STORES = ("file://", "s3://", "gs://")
 DEVELOPER_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
-"""Variable with which vLLM's server has the paths by which it gets new weights."""
+"""Environment variable that opens the HTTP paths by which vLLM's server gets new weights."""
 LOOK_SECONDS = 10.0
 """Seconds between two looks at a weight store."""
 
@@ -66,7 +66,7 @@ def serve_until_stopped(place: str, *, host: str, port: int, options: Sequence[s
 
 
 class Follower:
-    """Keeps a running server at the newest version of a weight store."""
+    """Follower of a weight store, which keeps a running server at the newest version."""
 
     def __init__(self, reader: WeightReader, folder: Path, url: str) -> None:
         """reader: holds the version in `folder`, with which the server at `url` starts."""
@@ -183,7 +183,7 @@ def _run_until_stopped(command: Sequence[str], environment: dict[str, str], look
 
 
 def _is_running(server: subprocess.Popen[bytes]) -> bool:
-    """Wait for `LOOK_SECONDS`, or until the server ends; whether it still runs."""
+    """Wait for `LOOK_SECONDS`, or until the server ends; return whether it still runs."""
     with suppress(subprocess.TimeoutExpired):
         server.wait(LOOK_SECONDS)
     return server.poll() is None

@@ -137,7 +137,7 @@ def _draw(sizing: Sizing, title: str, picture: Path) -> None:
 
 
 def print_sizing(sizing: Sizing, job: Job, market: Market, limits: Limits, *, title: str, closing: str) -> None:
-    """Print the table between its sentences."""
+    """Print the title, what does not fit, the table of hardware, the sentences on it, and `closing`."""
     with printing() as console:
         console.print(Prose(title, "bold"), *map(Prose, sizing.unfit), sep="\n")
         if sizing.rows:
@@ -147,7 +147,7 @@ def print_sizing(sizing: Sizing, job: Job, market: Market, limits: Limits, *, ti
 
 
 def table_of(sizing: Sizing, is_narrow: bool) -> Table:
-    """Return the table of hardware, a row for each; the chosen one has an arrow. If narrow, intervals are broken."""
+    """Return the table of hardware, with an arrow at the chosen row; in a narrow one the intervals may wrap."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", highlight=False)
     for name in ("", "GPUs", "type", "a step", "hours", "USD", "free"):
         table.add_column(
@@ -210,7 +210,7 @@ def hours_text(row: Row) -> str:
 
 
 def money(amount: float | None) -> str:
-    """Format USD: whole ones from 100, else cents."""
+    """Format an amount in USD: from 100 on in whole dollars, else with cents."""
     return f"{amount or 0:,.0f}" if (amount or 0) >= 100 else f"{amount or 0:,.2f}"
 
 

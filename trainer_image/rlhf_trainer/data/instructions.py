@@ -48,7 +48,7 @@ def instructed(
 
 
 def set_chat_template(tokenizer: PreTrainedTokenizerBase, data: Data, path: str) -> PreTrainedTokenizerBase:
-    """Give the tokenizer the template of `data`, whose job and field is `path`, and its calls the arguments."""
+    """Set the tokenizer's chat template and its arguments by `data`; return the tokenizer. path: job and field."""
     if "://" in data.chat_template:
         try:
             tokenizer.chat_template = Path(local_path(data.chat_template)).read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ BEGINNING = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line of a file that is not empty; in a CSV file a record, which may span several lines."""
+    """A non-empty line of a file; in a CSV file a record, which may span several lines."""
 
     file: Path
     number: int
@@ -70,7 +70,7 @@ def copy_rows(place: Path, copy: Path) -> tuple[int, list[Line]]:
                 rows += _write_rows(file, opened, left_out)
         else:
             shutil.copy(file, unfinished)
-        shutil.copystat(file, unfinished)  # `datasets` finds its cache of a file by the time
+        shutil.copystat(file, unfinished)  # `datasets` keys its cache by the file's time
         unfinished.replace(target)
     return rows, left_out
 

@@ -78,7 +78,7 @@ class Loader:
         `training.total_epochs` passes over the data, if set, rows are padding, unless the loader is `endless`. A pass
         over a mix has as many rows as its data sets have together. tools: tool definitions for every prompt's chat
         template. ordered_by: job and field of `spec.data.order`, for errors; empty: the seed orders these rows.
-        ends, check: see `Reader`. Instructions of `spec.data` are for rows that are not endless.
+        ends, check: see `Reader`. An endless loader ignores the prompt template and system prompt of `spec.data`.
         Raises DataError (see `Reader.read`).
         """
         self.path = path
@@ -114,7 +114,7 @@ class Loader:
         return Order(counts, shares, seed, lru_cache(maxsize=MAX_SOURCES)(own))
 
     def _further(self, source: Source, spec: JobSpec, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the further columns and tools that a reader gets as options if it reads only prompts."""
+        """Return a reader's options for further columns and tools; empty for readers of responses."""
         if self.reader.responses:
             return {}
         return {"columns": spec.columns(source), "verified": spec.reader_columns(source), "tools": tools}
@@ -221,11 +221,11 @@ class Loader:
     def _text(self, response: int, rows: Rows, *, shift: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return (tokens, attention mask, response mask) [B, T] of prompts with a response; T: longest in the batch.
 
-        response: number of the kind of response; shift: the response is that of the row so many rows further in the
+        response: index of the kind of response; shift: a row gets the response of the row `shift` places later in the
         batch, cyclically. The response mask is 1 on a response with its end token, 0 elsewhere.
         """
         others = rows.batch.roll(-shift)
-        if shift and bool((others == rows.batch).all()):  # one row alone, whose batch is padded by itself
+        if shift and bool((others == rows.batch).all()):  # a single row, padded with copies of itself
             others = (others + shift) % len(self)
         width = max(int((self._prompts.lengths[rows.batch] + each.lengths[others]).max()) for each in self._responses)
         prompts = self._prompts.selected(rows.examples)

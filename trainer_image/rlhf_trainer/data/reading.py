@@ -69,7 +69,7 @@ class Reader:
         self.bad = 0
         """Number of rows left out because they cannot be read as a prompt with its responses."""
         self.notes: dict[str, tuple[int, str]] = {}
-        """Sentence on what the chat template does with a kept row -> how often that is so, and the place of one row."""
+        """Sentence on how the chat template treats a kept row -> (how often it applies, place of the first row)."""
         self.named: list[str] = []
         """Sentences on the first MAX_NAMED_ROWS bad rows, for error messages."""
         self._tokenizer, self._limits, self._tools, self._ends = tokenizer, limits, tools, ends

@@ -63,7 +63,7 @@ class OpenedRows:
         """Return the values of `count` rows from `first` on in some columns; DataError for text that is not UTF-8."""
         try:
             found: dict[str, list[Any]] = self.table.select_columns(list(columns))[first : first + count]
-        except ValueError as error:  # `datasets` has not decoded the texts of a Parquet file before
+        except ValueError as error:  # `datasets` decodes the texts of a Parquet file only here
             with _named(path):
                 for file in filter(are_rows, self.files):
                     deque(lines_of(file), maxlen=0)  # raises DataError with the line that is not UTF-8
@@ -144,7 +144,7 @@ def _open_local(source: DataSource, path: str, columns: list[str]) -> OpenedRows
 def _open_rows_alone(
     found: Path, kind: str, source: DataSource, path: str, options: Mapping[str, Any], error: DataError
 ) -> OpenedRows:
-    """Open a JSON or CSV file with bad lines, or a folder of such files, by a copy of the good lines of this version.
+    """Open JSON or CSV files with bad lines through a copy of their good lines; each version of the files has its own.
 
     Raises `error`, the failure to open the original, if the copy has no rows or cannot be opened either.
     """

@@ -197,7 +197,7 @@ class Encoder:
         chat, tools = self._chats[index], self._tools[index]
         if not isinstance(chat, list):
             return str(reply["content"] if reply else chat)
-        whole, since = ([*chat, reply], len(chat)) if reply else (chat, 0)  # templates may drop what prompts have
+        whole, since = ([*chat, reply], len(chat)) if reply else (chat, 0)  # templates may drop earlier messages
         return self._template.render(whole, tools, is_prompt=reply is None, since=since)
 
     def _alone(self, index: int, reply: ChatMessage | None, text: str | None, starts_with_prompt: bool) -> str:

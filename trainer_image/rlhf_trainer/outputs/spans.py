@@ -1,7 +1,7 @@
 """Traces of a job's steps for an OpenTelemetry collector: from the recorder's spans, by OTLP over HTTP.
 
-Names follow the proposed conventions for reinforcement learning (`rl.*`, semantic-conventions #3580); what they do not
-name begins with `rlhf.`.
+Names follow the proposed conventions for reinforcement learning (`rl.*`, semantic-conventions #3580); names of our own
+begin with `rlhf.`.
 """
 
 import logging
@@ -25,7 +25,7 @@ from rlhf_trainer.telemetry import MODEL_CALL, TOOL, Span, StepReport
 FIELD: Final = "spec.outputs.otel"
 PATH: Final = "/v1/traces"
 SPANS_AT_ONCE, MAX_WAITING = 500, 100_000
-"""Spans in one request, and most spans that wait to be sent; a step whose spans would be more is left out."""
+"""Spans in one request, and most spans that wait to be sent; a step whose spans would exceed this is left out."""
 LAST_SECONDS = 15.0
 """Most seconds for which the end of a job waits for spans to be sent."""
 NAMES: Final[Mapping[str, str]] = {"generation": "rl.sample", "update": "rl.train", "reshard": "rl.sync"}
@@ -35,7 +35,7 @@ REWARDS: Final = ("reward.", "cost.")
 
 
 class SpanSender:
-    """Listener that sends each step as a trace, from a thread; no step waits for it, and only the job's end a little.
+    """Listener that sends each step as a trace, from a thread; only the job's end waits for it, at most LAST_SECONDS.
 
     Spans that cannot be sent are counted, reported at the end, and not sent again.
     """
@@ -46,7 +46,7 @@ class SpanSender:
         self._job, self._folder, self._warn = job, folder, warn
         self._steps: queue.SimpleQueue[StepReport | None] = queue.SimpleQueue()
         self._given = self._tried = self._sent = self._left_out = 0
-        """Numbers of spans: put into the queue, taken from it, sent, and never put there."""
+        """Numbers of spans: put into the queue, given to the exporter, sent, and left out of the queue."""
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 the steps say it
         self._thread = threading.Thread(target=self._work, name=FIELD, daemon=True)
@@ -87,7 +87,7 @@ class SpanSender:
         exporter.shutdown()
 
     def _resource(self) -> Any:
-        """Return what all spans of the run have in common; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME may add."""
+        """Return the OpenTelemetry resource of the spans; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME add to it."""
         from opentelemetry.sdk.resources import Resource
 
         attempt, spec = own_attempt(), self._job.spec
@@ -131,7 +131,7 @@ def _refuse_redirection(answer: Any, **_: object) -> None:
 
 
 def trace_of(report: StepReport, resource: Any) -> Iterator[Any]:
-    """Yield a step's spans as those of one trace, whose root is the step; resource: what all of them share."""
+    """Yield a step's spans as OpenTelemetry spans of one trace, whose root is the step; resource: as by `_resource`."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, TraceFlags

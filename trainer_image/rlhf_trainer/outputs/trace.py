@@ -67,7 +67,7 @@ class Trace:
             yield {**self._event("e", span, span.end - origin), "id": f"{episodes[span.id]:x}"}
 
     def _event(self, kind: str, span: Span, seconds: float) -> dict[str, Any]:
-        """Return what each event of a span has; seconds: time of the event from the start of the first step."""
+        """Return the fields that all events of a span have; seconds: time of the event since the first step's start."""
         name = CONTROLLER if span.phase == CONTROLLER else f"pool {span.pool}"
         process = self._processes.setdefault(name, len(self._processes))
         if (process, span.rank) not in self._names:

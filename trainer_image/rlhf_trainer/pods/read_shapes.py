@@ -6,7 +6,7 @@ answer has the fields of `rlhf_api.spec.custom_algorithm.AlgorithmFacts`, or {"p
 JSON list of [URI, revision or null]; for each of them the list in FILE has one of
 
     {"shape": {...}}                                the numbers of its config.json, as `models.<role>.shape` has them
-    {"problem": "a sentence", "weightBytes": 123}   why there are none; bytes of its weights, where they are there
+    {"problem": "a sentence", "weightBytes": 123}   why it has no shape; bytes of its weights, if they are local files
 
 The program reads no weight and needs no torch.
 """

@@ -56,7 +56,7 @@ class RunCalibration:
         return f"corrected by {self.job}, where measured over predicted seconds were: {ratios}"
 
     def error(self, correction: Correction) -> float:
-        """Return by how much a correction would have missed the run's phases together, as a share of the measured."""
+        """Return the relative error of the run's predicted seconds, all phases together, under a correction."""
         factors = {each.phase: correction.of(each.phase) / self.before.of(each.phase) for each in self.phases}
         predicted = sum(each.predicted * factors[each.phase] for each in self.phases)
         return predicted / sum(each.measured for each in self.phases) - 1
@@ -73,7 +73,7 @@ class Calibration:
         return Correction.mean([run.correction for run in self.runs])
 
     def __str__(self) -> str:
-        """Return a line a run; of several also the error with which the others predict it."""
+        """Return a line for each run; of several runs, with the error of a prediction by the other runs alone."""
         lines = [str(run) for run in self.runs]
         for place in range(len(self.runs) if len(self.runs) > 1 else 0):
             others = [run.correction for number, run in enumerate(self.runs) if number != place]

@@ -28,7 +28,7 @@ STEP_WARNING = re.compile(r"\S+ step (?P<step>\d+): (?P<message>.*)")
 Place = tuple[int, int]
 """(step, row in the step's batch) of a response in rollouts.jsonl."""
 MAX_STEPS, ROWS_OF_A_STEP = 50, 40
-"""Steps, and rows of each, that are read of the kept responses."""
+"""Most steps, and most rows of each, that are read from the kept responses."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Rollouts:
     """Responses in a job's rollouts.jsonl: the rows that page and `why` read, and counts of all rows and steps."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """`first_rows`, in the order of step and row, so that responses to a prompt are together."""
+    """Rows that `first_rows` chooses, in the order of step and row, so that responses to a prompt are together."""
     kept: int = 0
     steps: int = 0
 
@@ -63,7 +63,7 @@ class JobRecord:
     settings: Mapping[str, Any]
     status: Status
     records: list[dict[str, float]]
-    """Lines of metrics.jsonl by step; the later line of a step that ran twice."""
+    """Lines of metrics.jsonl in the order of the steps; if a step ran twice, its later line."""
     samples: list[dict[str, Any]]
     events: list[str]
     summary: Mapping[str, Any]
@@ -81,7 +81,7 @@ class JobRecord:
         return DataFrame(self.records or {"step": []}).set_index("step")
 
     def seen(self, last: int | None = None) -> Seen:
-        """Return what `why` sees of the job, up to the step `last` if it is given."""
+        """Return the view of the job for `why`, up to the step `last` (None: all steps)."""
         records, rows = self.records, self.rollouts.rows
         if last is not None:
             records, rows = ([each for each in given if each["step"] <= last] for given in (records, rows))

@@ -76,9 +76,9 @@ def _name(path: Path, root: Path) -> str:
 
 
 def render(rows: Mapping[str, RunRow], root: Path, text: str, order: str, chosen: Collection[str]) -> str:
-    """Return the HTML page with the rows that match `text`, and first the chosen ones.
+    """Return the HTML page with the chosen rows first, and then the rows that match `text`.
 
-    order: key of ORDERS, after a `-` if values fall.
+    order: key of ORDERS, after a `-` to sort from high to low.
     """
     order = order if order.removeprefix("-") in ORDERS else NEWEST_FIRST
     matching = in_order([row for row in rows.values() if row.name not in chosen and row.matches(text)], order)

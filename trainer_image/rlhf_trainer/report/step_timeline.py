@@ -40,7 +40,7 @@ class StepTimeline:
 
 
 def step_timeline(job: JobRecord) -> StepTimeline | None:
-    """Return the timeline of a traced step of median length, the first only if alone; None if none is traced whole."""
+    """Return the timeline of the traced step of median length, if possible not the first; None without a whole step."""
     span = _median_step(job)
     if span is None:
         return None

@@ -1,4 +1,4 @@
-"""The verifier Code on a cluster with sandboxes: each response is judged in one of its own, as beside the trainer."""
+"""The verifier Code on a cluster with sandboxes: each response is judged in a sandbox of its own."""
 
 import json
 import math
@@ -17,14 +17,14 @@ from rlhf_trainer.rewards.verifiers import JUDGING_SHARE, OPTIONS, VerifierScore
 JUDGE = "rlhf_trainer.rewards.judged_code"
 MODULES = ("rlhf_api.sandbox_server", "rlhf_trainer.rewards.code_tests", JUDGE, "rlhf_trainer.rewards.supervision")
 MAX_LOST, START_SECONDS = 2, 30.0
-"""Number of lost sandboxes after which a response has no other; seconds for the start of Python in a sandbox."""
+"""Number of lost sandboxes after which a response gets no further one; seconds for Python to start in a sandbox."""
 
 
 def score(prompts: list[str], responses: list[str], finished: list[bool], /, **given: Any) -> list[VerifierScore]:
     """Return the score of each response, with the share of tests that it passes.
 
-    It is None if the response found no sandbox in time. A response that loses two counts as wrong; but if no other one
-    was judged, the sandboxes may be at fault, and the score is None.
+    The score is None if no sandbox was free in time. A response that loses two sandboxes counts as wrong; but if no
+    response was judged, the sandboxes may be at fault, and the score is None.
 
     given: as in `verifiers.score`, with the fields of `Sandboxes` as a fourth value under OPTIONS.
     """

@@ -23,7 +23,7 @@ from _pytest.skipping import evaluate_skip_marks
 Test = Callable[["Program"], bool]
 """Function (program) -> whether the program passes; it may also raise an exception."""
 JUDGING = re.compile(rf"(json|math|re|unittest|pluggy|pytest|_pytest|{re.escape(__name__)})(\.|\Z)")
-"""Pattern of the modules that judge a program; each run of its code leaves them as they were."""
+"""Pattern of the modules that judge a program; they are restored after each run of its code."""
 SKIPPED = "__unittest_skip__"
 """Attribute of tests that unittest's decorators skip."""
 NOT_NEEDED = (
@@ -79,7 +79,7 @@ def _are_cases(given: Any, wanted: Any) -> bool:
 
 
 def _call_of(name: str, given: Any, wanted: Any) -> Test:
-    """Return the test of a call, of any function if `name` is empty; APPS may have the result in a list of its own."""
+    """Return the test that calls the function `name` (empty: any function); APPS may wrap the result in a list."""
     named = given if isinstance(given, dict) else {}
     lines = [] if named else str(given).splitlines()
     arguments = given if isinstance(given, list) else [unpacked(line, ("",)) for line in lines]
@@ -99,7 +99,7 @@ def _are_same(found: list[str], wanted: list[str]) -> bool:
 
 
 def _is_same(word: str, wanted: str) -> bool:
-    """Whether words are the same; a number in place of one with a decimal point may differ by a millionth."""
+    """Whether two words are the same; if `wanted` has a decimal point, the numbers may differ by a millionth."""
     with suppress(ValueError):
         if "." in wanted:
             return abs(float(word) - float(wanted)) <= 1e-6 * max(1.0, abs(float(wanted)))
@@ -112,7 +112,7 @@ def _words(text: str) -> list[str]:
 
 
 def _runnable(text: str) -> Test:
-    """Return the test in Python code, without the start of a test runner."""
+    """Return the test that runs Python code, without its calls of test runners; ValueError if it checks nothing."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
@@ -158,7 +158,7 @@ def _judges() -> tuple[tuple[tuple[Any, str, Any], ...], tuple[tuple[type, froze
 
 
 class Program:
-    """A response's code. Each run puts back what the code may replace to be judged in another way."""
+    """A response's code. After each run the JUDGING modules and built-ins are restored, which the code may change."""
 
     def __init__(self, code: str) -> None:
         self._code, self._set = compile(code, "response", "exec"), setattr
@@ -180,7 +180,7 @@ class Program:
 
     @cached_property
     def names(self) -> dict[str, Any]:
-        """Names that the code defines, but for those of built-in functions."""
+        """Names that the code defines, without those that would hide a built-in."""
         defined: dict[str, Any] = {"__name__": "response"}
         self.run(exec, self._code, defined)
         return {name: value for name, value in defined.items() if name not in self.builtins}
@@ -188,7 +188,7 @@ class Program:
     def results(self, name: str, call: Callable[[Any], Any]) -> list[Any]:
         """Return call(function) for the code's function of this name, or for all functions if it is empty.
 
-        Results are JSON values, as a class of the code's own may equal anything; those of failed calls are left out.
+        Results are copied through JSON: an object of the code's own class may equal anything. Failed calls give none.
         """
         own, found = dict(self.names), []
         if "Solution" in own:
@@ -203,7 +203,7 @@ class Program:
     def output(self, given: str) -> str:
         """Run the code as a program with the standard input `given`; return what it prints.
 
-        Files 0 and 1 are pipes meanwhile, as fast programs read and write them by their numbers.
+        File descriptors 0 and 1 are pipes meanwhile, as some programs use them directly for speed.
         """
         before, kept, printed = (sys.stdin, sys.stdout), (os.dup(0), os.dup(1)), bytearray()
         (source, feed), (drain, sink) = os.pipe(), os.pipe()
@@ -249,7 +249,7 @@ def _run_program(code: CodeType) -> None:
 
 
 def _import(defined: dict[str, Any], load: Callable[..., Any], name: str, *others: Any) -> Any:
-    """Import a module by `load`, Python's __import__; one that is not there, or lacks a name, is the program."""
+    """Import a module by `load`, Python's __import__; if it or a name in it is missing, return the program's names."""
     wanted = (others[2:3] and others[2]) or ()
     with suppress(ImportError):
         module = load(name, *others)
@@ -262,7 +262,7 @@ def _import(defined: dict[str, Any], load: Callable[..., Any], name: str, *other
 
 
 def _check_code(code: CodeType, program: Program) -> bool:
-    """Run the test, then what it defines: functions of a `candidate`, classes of unittest, and pytest's tests."""
+    """Run a test and the tests that it defines (`candidate` functions, unittest, pytest); return whether all pass."""
     before, tests = program.names, ModuleType("test")
     importer = partial(_import, before, program.builtins["__import__"])
     names = {**before, "__builtins__": {**program.builtins, "__import__": importer}}
@@ -276,7 +276,7 @@ def _check_code(code: CodeType, program: Program) -> bool:
             setattr(tests, name, each)
     if not any(name.lower().startswith("test") for item in vars(tests).items() for name in _names_of_tests(*item)):
         return True
-    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # the options are ours alone
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # they would add options
         os.environ.pop(name, None)
     plugin = ModuleRun(program, tests)
     with suppress(OSError):  # pytest ends with os.chdir, which the sandbox refuses
@@ -296,13 +296,13 @@ def _names_of_tests(name: str, value: Any) -> Sequence[str]:
 
 
 class ModuleRun:
-    """Plugin of pytest that runs the tests of a module that is no file; `has_passed` says whether all have passed."""
+    """Plugin of pytest that runs the tests of a module in memory; `has_passed` says whether all have passed."""
 
     def __init__(self, program: Program, module: ModuleType) -> None:
         self._program, self._module, self.has_passed = program, module, False
 
     def pytest_collection(self, session: pytest.Session) -> bool:
-        """Collect and run the tests, but those that a right program need not pass; an exception ends the run."""
+        """Collect and run the tests, except those marked `xfail` or skipped; an exception ends the run."""
         made = pytest.Module.from_parent(session, path=Path(__file__), nodeid="test")
         made.obj = self._module
         with suppress(BaseException):

@@ -78,7 +78,7 @@ class Endpoint(Generic[Settings]):
             return await gather([partial(ask, *each) for each in requests], concurrency=concurrency)
 
     async def _answer(self, client: httpx.AsyncClient, request: Any, about: object) -> Answer:
-        """Send a request at most `attempts` times, with growing pauses."""
+        """Send a request up to `attempts` times, with growing pauses; return the answer. Raises EnvironmentProblem."""
         seconds, attempts = self.settings.timeout_seconds, self.settings.attempts
         for attempt in range(1, attempts + 1):
             try:

@@ -43,7 +43,7 @@ OWN_FILES = (
 )
 """Prefixes of file names in a traceback that belong to the trainer or to a library, not to the user's code."""
 LIBRARIES = tuple(sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib"))
-"""Folders of Python's and of installed packages: a line there is shown if no other is the user's."""
+"""Folders of Python and of installed packages; a traceback's line there is shown only if no line is the user's."""
 
 
 class WrongAnswerError(Exception):
@@ -244,7 +244,7 @@ def kind_of(value: Any) -> str:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a number of any library as a float, None as None; ValueError for others, or if not finite as float32."""
+    """Return a number of any library as a float, None as None; ValueError for others, NaN, and infinity as float32."""
     if value is None:
         return None
     number = None
@@ -267,7 +267,7 @@ def description_of(error: BaseException, failed: object) -> str:
     if isinstance(error, SyntaxError) and error.filename:  # the text ends with the file's name, without its folder
         message, frames = error.msg, [*frames, (error.filename, error.lineno)]
     text = ""
-    with suppress(Exception):  # an error of the user's may have no text
+    with suppress(Exception):  # `str` of the user's own exception may fail
         text = " ".join(str(message).split())[:MAX_SHOWN]
     called = [frame for frame in frames if not frame[0].startswith(OWN_FILES)]
     theirs = [frame for frame in called if not frame[0].startswith(LIBRARIES)] or called

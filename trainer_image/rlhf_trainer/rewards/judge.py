@@ -96,7 +96,7 @@ class JudgeClient(Endpoint[Judge]):
         return {"model": self.settings.model, "messages": messages, **self.settings.arguments}
 
     def _verdict(self, answer: Answer, about: object) -> float | None:
-        """Return the verdict in the judge's answer, or None; UserCodeError for a status that any question gets."""
+        """Return the verdict in a judge's answer, or None; UserCodeError for an HTTP error that is no refusal."""
         if answer.code in REFUSED or len(answer.body) > self.longest:
             return None
         if answer.code != HTTPStatus.OK:

@@ -1,4 +1,4 @@
-"""Program that judges a response's code in a sandbox in the same way as the verifier Code does beside the trainer.
+"""Program that judges a response's code in a sandbox, by the same rules as the verifier Code in the trainer's pod.
 
 `python3 -m rlhf_trainer.rewards.judged_code` reads [code, tests, CPU seconds, bytes of memory] from item.json, and
 prints the number of tests that the code passes, or NaN if the limits have ended the judgement. It needs pytest.
@@ -15,7 +15,7 @@ from rlhf_trainer.rewards.supervision import ChildLimits, judge_in_children, req
 
 
 def main() -> None:
-    """Judge the code. It cannot write to the standard output, which has the answer only."""
+    """Judge the code of item.json and print the answer; the code itself cannot write to standard output."""
     item = Path("item.json")
     code, tests, seconds, memory = json.loads(item.read_text())
     item.unlink()  # so that the code cannot read its tests there

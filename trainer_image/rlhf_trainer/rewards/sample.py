@@ -8,9 +8,9 @@ from typing import Any
 MAX_SHOWN = 80
 """Most characters of a prompt or a response that an error message quotes."""
 SCORE, STOPPED = "score", "stopped_by_limits"
-"""Keys in a function's result for a response: the score (default: the parts' sum); mark of an ended judgement."""
+"""Keys in a function's result for a response: the score (default: the parts' sum); 1 if limits ended the judgement."""
 LOST, UNSERVED = "sandboxes_lost", "found_no_sandbox"
-"""Further keys: number of sandboxes that were lost while they judged the response; mark of one that found none."""
+"""Further keys: number of sandboxes that were lost while they judged the response; 1 if it found no sandbox."""
 EXPECTED = "a finite number (float32)"
 """Words for a valid score, for error messages."""
 

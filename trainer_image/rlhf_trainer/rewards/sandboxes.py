@@ -27,7 +27,7 @@ CONNECT_SECONDS, TAKE_SECONDS = 1.0, 10.0
 MAX_ANSWER = 2**20
 """Most bytes of a sandbox's answer."""
 ANSWER_SECONDS = 10.0
-"""Longest time in seconds of an answer beyond the time limit of the command."""
+"""Seconds that an answer may take beyond the time limit of the command."""
 PAUSES, GROWTH = (0.02, 0.5), 1.5
 """Shortest and longest mean time in seconds between two attempts to find a free sandbox; one in use refuses at once."""
 INSTALLED = tuple(sysconfig.get_path(each) for each in ("purelib", "platlib", "stdlib"))
@@ -61,13 +61,13 @@ class Sandboxes:
     host: str
     port: int
     warm: int
-    """Number of pods that wait or work, divided by the ranks that share them: commands that run at a time."""
+    """Number of commands that may run at a time: the job's pods, idle or working, divided by the sharing ranks."""
     seconds: float
     """Longest time of a command in its pod."""
 
     @classmethod
     def of(cls, spec: Any, *, sharers: int) -> Self | None:
-        """Return the sandboxes of a job whose `spec.sandbox` is `spec`; None where nobody has made pods for it.
+        """Return the sandboxes of a job whose `spec.sandbox` is `spec`; None if there are no pods for sandboxes.
 
         sharers: number of ranks or engines that use them at the same time.
         """
@@ -75,11 +75,11 @@ class Sandboxes:
         return cls(host, int(port), max(1, spec.warm // sharers), float(spec.seconds)) if spec and host else None
 
     def run(self, command: Sequence[str], *, files: Mapping[str, str], seconds: float, until: float) -> Finished:
-        """Run a command in a sandbox that nobody has used, and return how it ended.
+        """Run a command in an unused sandbox, and return how it ended.
 
         files: texts by path below the command's working folder, which is its HOME. seconds: time limit of the command.
-        until: time of the monotonic clock by which a sandbox must be free, else NoSandboxError, and which ends the
-        command. LostSandboxError if the pod is lost; the command may have begun.
+        until: time of the monotonic clock by which a sandbox must be free, else NoSandboxError; the command is killed
+        if it still runs then. LostSandboxError if the pod is lost; the command may have begun.
         """
         request = {"command": [*command], "files": files, "seconds": seconds, "attached": False}
         with self.open(request, until=until) as channel:
@@ -96,7 +96,7 @@ class Sandboxes:
     ) -> socket.socket:
         """Return the connection to a free sandbox that has taken a request; NoSandboxError if none has by `until`.
 
-        is_over: function that says whether nobody needs a sandbox any more.
+        is_over: function that returns True when the sandbox is not needed, which ends the search.
         """
         began, pause = time.monotonic(), PAUSES[0]
         while time.monotonic() < until and not is_over():
@@ -124,9 +124,9 @@ def _resolved(host: str, port: int) -> tuple[str, int]:
 
 
 def sources(modules: Iterable[str]) -> dict[str, str]:
-    """Return the files of our own modules as files of a command, with an empty one for each of their packages.
+    """Return path -> text of our own modules as files of a command, with an empty __init__.py for each package.
 
-    They are not imported: this image need not have what they import.
+    The modules are found without being imported, as this image may lack their imports.
     """
     found: dict[str, str] = {}
     for name in modules:
@@ -144,7 +144,7 @@ def users_sources(entrypoint: str) -> dict[str, str]:
         return {}
     if spec.submodule_search_locations is None:
         files = {Path(spec.origin): Path(spec.origin).parent} if spec.has_location and spec.origin else {}
-    else:  # of a package without an __init__.py, too, which may have several folders
+    else:  # a package; without an __init__.py it may have several folders
         folders = (Path(each) for each in spec.submodule_search_locations if not each.startswith(INSTALLED))
         files = {file: folder.parent for folder in folders for file in folder.rglob("*.py")}
     theirs = {file: root for file, root in files.items() if not str(file).startswith(INSTALLED)}

@@ -2,9 +2,9 @@
 
 A `UserProcess` is the trainer's end of a socket; at its other end a program calls `guard(serve)`. The guard forks the
 process that serves, and runs no code of the user's. It kills that process and all its descendants when the trainer
-closes the socket or is killed, or when the process ends, and then ends in the same way. So nothing outlives a run, not
-even an endless loop in C. Each of these processes imports this module, so its own imports are quick. The socket carries
-JSON values, as that of a sandbox does.
+closes the socket or is killed, or when the process ends, and then exits as the process did. So nothing outlives a run,
+not even an endless loop in C. Each of these processes imports this module, so its own imports are quick. The socket
+carries JSON values, as a sandbox's socket does.
 """
 
 import ctypes
@@ -238,7 +238,7 @@ class ChildLimits:
     """Limits of the judgement of one item, such as a response, in a child process."""
 
     seconds: float
-    """CPU seconds; with all waiting the judgement may take `WAIT_FACTOR` times as long."""
+    """CPU seconds; the wall time of the judgement may be `WAIT_FACTOR` times as long."""
     memory: int
     """Most bytes of the child's address space beyond those of its parent."""
     is_sandboxed: bool = False
@@ -251,7 +251,7 @@ def judge_in_children(
     """Return judge(item) for each item; 0 if the judgement raises, NaN if it ends its process or exceeds the limits.
 
     None for the items that are left at `until`, a time of the monotonic clock. Children are forked, so they have the
-    caller's imports. The caller's other threads may only do the same.
+    caller's imports. Meanwhile other threads of the caller may do nothing but call this function, too.
     """
     found: list[float | None] = []
     longest = WAIT_FACTOR * limits.seconds
@@ -319,7 +319,7 @@ def _judge_all(
     if limits.is_sandboxed:
         enter_sandbox()
     for item in items:
-        signal.setitimer(signal.ITIMER_PROF, limits.seconds)  # whose signal ends the process
+        signal.setitimer(signal.ITIMER_PROF, limits.seconds)  # SIGPROF ends the process
         try:
             number = float(judge(item))
         except Exception:  # noqa: BLE001 a response that cannot be judged is wrong

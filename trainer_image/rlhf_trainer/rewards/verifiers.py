@@ -67,8 +67,8 @@ Judge = Callable[[str, Any], float]
 def score(prompts: list[str], responses: list[str], finished: list[bool], /, **given: Any) -> list[VerifierScore]:
     """Return a score from 0 to 1 for each response; None for those that are not judged within the time limit.
 
-    given: columns by name, and under OPTIONS, no column's name, (verifier as JSON types, time limit in seconds, number
-    of ranks that share the CPUs).
+    given: columns by name, and under the key OPTIONS, which no column can have, (verifier as JSON types, time limit in
+    seconds, number of ranks that share the CPUs).
     """
     verifier, seconds, ranks = given.pop(OPTIONS)
     until = time.monotonic() + JUDGING_SHARE * seconds
@@ -113,7 +113,7 @@ def expectation(verifier: spec.Verifier, value: Any) -> Sequence[Any]:
 
 
 def right_responses(verifier: spec.Verifier, columns: Mapping[str, Any]) -> list[str]:
-    """Return responses of which one has to get the full score by a row's columns; ValueError as `expectation`."""
+    """Return responses made from a row's columns, one of which must get the full score; ValueError as `expectation`."""
     answers = expectation(verifier, columns[verifier.columns[0]])
     if isinstance(verifier, spec.Code):
         known = unpacked(columns[verifier.solution_key]) if verifier.solution_key else []
@@ -178,7 +178,7 @@ def _same_words(given: str, answer: str) -> float:
 
 
 def _by_value(verifier: spec.Math) -> Judge:
-    """Return the judge of the verifier Math: equality by math-verify; the judging process has the time limit."""
+    """Return the judge of the verifier Math: equality by math-verify. Its timeouts are off: each child has a limit."""
     from math_verify import parse, verify  # imported in the parent, not in each child
 
     def same_value(given: str, answer: str) -> float:
@@ -219,7 +219,7 @@ def _refuse(constant: str) -> None:
 
 
 def _last_block(response: str, *languages: str) -> str:
-    """Return the last fenced block after the thoughts: one of the languages if there is one; all text without any."""
+    """Return the last fenced block after the thoughts, in one of the languages if possible; without blocks all text."""
     text = THOUGHTS.sub("", response)
     blocks = BLOCK.findall(text)
     return str([text, *(each for _, each in blocks), *(each for mark, each in blocks if mark.lower() in languages)][-1])

@@ -125,8 +125,8 @@ def run_pending(
 ) -> None:
     """Check the pending jobs, run them one after the other, and release slots of this run; jobs: all of the manifest.
 
-    own: placements on this machine, by the name of the job; empty on a Ray that others have started. folders: those of
-    the models. shared: as in `run_file`.
+    own: placement on this machine by job name, if this run starts its own Ray; else empty. folders: job name -> role ->
+    folder of the model. shared: as in `run_file`.
     """
     context.stop.install()  # once more, for Ray installs signal handlers of its own when it starts
     placed = own or {job.name: place_job(job, gpus_per_machine(), jobs, context.output) for job in pending}
@@ -154,7 +154,7 @@ def run_pending(
 
 
 def require_ready(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> None:
-    """Raise a TrainerError with all errors that would end the jobs later; each failing job's status gets its own."""
+    """Raise a TrainerError with all errors that would end the jobs later; write each job's own errors to its status."""
     from rlhf_trainer.run.deep_check import problems  # torch and transformers: seconds
 
     found = list(problems(pending, jobs, output))

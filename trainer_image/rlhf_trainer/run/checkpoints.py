@@ -34,9 +34,9 @@ class KeptCheckpoints(Checkpoints):
         stop: StopSignals,
         start: Start,
     ) -> None:
-        """models: all of the job; saved are the state of trained ones, and the counters of models with `counters`.
+        """models: all models of the job; of those with a method `counters`, a checkpoint saves the counters.
 
-        `restore` raises DataError if the data differs from that of the checkpoint.
+        trained: models whose state it saves. `restore` raises DataError if the data differs from the checkpoint's.
         """
         self._name, self._settings, self._folder = job.name, job.spec.checkpoint, folder
         self._store, self._data, self._stop, self._resumed = folder.checkpoints, data, stop, start.checkpoint
@@ -161,7 +161,7 @@ class KeptCheckpoints(Checkpoints):
         self._under_way = uri, {"step": step, **data, **state(), "counters": counted}
 
     def _finish(self, *, waits: bool = True) -> None:
-        """Complete the checkpoint that is under way; waits: also if ranks still upload it."""
+        """Complete the checkpoint under way; if ranks still upload it, wait for them or (`waits` False) do nothing."""
         if not self._under_way:
             return
         uri, state = self._under_way

@@ -61,7 +61,7 @@ from rlhf_trainer.workers.weight_links import servers_of
 P = ParamSpec("P")
 T = TypeVar("T")
 FIRST_ROWS, TRIED_ROWS = 64, 2
-"""Numbers of first rows of a data set that go through tokenizer and chat template, and that rewards are tried on."""
+"""Number of a data set's first rows that go through tokenizer and chat template, and of those that rewards score."""
 RESPONSE = "This is a response."
 
 
@@ -111,7 +111,7 @@ class JobCheck:
         data = self._tried(self._data, readers)
         self._tried(self._try_limits, readers, data.loaders if data else ())
         if data:
-            self._tried(partial(data.train.batch, 1, batch_size=1))  # in an order that may be the user's
+            self._tried(partial(data.train.batch, 1, batch_size=1))  # calls the user's `spec.data.order`
             self._tried(self._try_tokens, retokenized, data)
             self._tried(self._try_code, data)
         self._tried(require_trackers, self._job, self._output)
@@ -128,7 +128,7 @@ class JobCheck:
         return None
 
     def _try_sizes(self, role: Role) -> None:
-        """Check the manifest's parallel sizes of a model by the rules that a run checks its own sizes by."""
+        """Check the parallel sizes that the manifest gives a model, as a run checks the sizes of its placement."""
         setting, sizes = self._origin(role), sizes_in(self._job)
         roles = (role, "rollout") if role == "actor" else (role,)
         with setting.naming():
@@ -254,9 +254,9 @@ class JobCheck:
                 other.encoded([prompt_of(self._job.spec, sample.columns)], [sample.response], [True])
 
     def _data(self, readers: Sequence[WorkerSetting]) -> DataWorker | None:
-        """Load the first rows of every data set, or all if none of them can be trained on.
+        """Load the first rows of every data set, or all rows if none of the first can be trained on.
 
-        All are loaded, too, if a later row may have a token or a length that a model among `readers` does not read.
+        All rows are loaded, too, if one may have a token or a length that a model among `readers` cannot read.
         Returns None if an earlier job has still to write one of the data sets, or to write it again.
         """
         if not is_written(self._job, self._output, identities([*self._jobs.values()], self._output)):
@@ -326,7 +326,7 @@ def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tu
 
 
 def _limits_of(setting: WorkerSetting) -> tuple[int, int]:
-    """Return (size of a model's vocabulary, most tokens that it reads); scaled rotary embeddings read more."""
+    """Return (size of a model's vocabulary, most tokens that it reads, with the scaling of its rotary embeddings)."""
     config = setting.config()
     return config.get_text_config().vocab_size, positions_of(config.to_dict()) or sys.maxsize
 

@@ -23,7 +23,7 @@ class TooFewNodesError(CommunicationError):
 
 
 class ElasticMachines:
-    """Machines of an elastic pool: those in use, and those that Ray has; all have the same number of slots."""
+    """Machines of an elastic pool, in use or free in Ray; each has the same number of slots."""
 
     def __init__(self, pool: ResourcePool, sizes: Sequence[int], say: Callable[[str], None]) -> None:
         """sizes: the allowed numbers of machines; say: tells the user a sentence."""
@@ -85,9 +85,9 @@ class ElasticMachines:
 
 
 def elastic_machines(pool: ResourcePool, counts: Sequence[int], say: Callable[[str], None]) -> ElasticMachines | None:
-    """Return the machines of an elastic pool; None if the pool keeps its size, or Ray cannot tell the pool's nodes.
+    """Return the machines of an elastic pool; None if the pool keeps its size, or no node has the pool's resource.
 
-    Ray can if its nodes have the pool's name as a resource, as the operator's pods do. counts: allowed numbers.
+    The operator gives this resource to the nodes of its pods. counts: the allowed numbers of machines.
     """
     if not counts:
         return None
@@ -116,12 +116,12 @@ def copy_here(references: Sequence[ray.ObjectRef]) -> None:
 
 def are_lost(references: Sequence[ray.ObjectRef], *, deadline: float) -> bool:
     """Wait up to `deadline` seconds until objects are copied to this machine; return whether one is lost."""
-    core = ray._private.worker.global_worker.core_worker  # noqa: SLF001 `ray.get` would read them
+    core = ray._private.worker.global_worker.core_worker  # noqa: SLF001 `ray.get` would read the objects
     pending, until = list(references), time.monotonic() + deadline
     while pending and time.monotonic() < until:
         with suppress(ray.exceptions.GetTimeoutError):
             ((_, kind, _),) = core.get_objects(pending[-1:], 1000 * LOOK_SECONDS)
-            if kind.split(b",")[0].isdigit():  # the number of an error
+            if kind.split(b",")[0].isdigit():  # such metadata marks an error
                 return True
             pending.pop()
     return False

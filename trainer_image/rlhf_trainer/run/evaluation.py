@@ -21,7 +21,7 @@ OFFLINE = {"loss": "evaluate_completions", "pair_accuracy": "evaluate_pairs"}
 
 
 class HeldOut(Evaluator):
-    """Evaluator by one worker method: mean over the held-out rows, from (total, weight) of each rank."""
+    """Evaluator of offline jobs: mean of one measure over the held-out rows, from each rank's (total, weight)."""
 
     def __init__(self, runtime: ModelRuntime, data: DataShape, *, job: Job) -> None:
         self._runtime, self._rows = runtime, data.evaluation_rows
@@ -52,9 +52,9 @@ class ResponseEvaluator(Evaluator):
     """Evaluator of responses to the held-out prompts, generated before and after training with the same seeds.
 
     Reward, functions and verifiers score responses. Measures are means over all responses to all prompts. A response
-    wins if it scores higher than the earlier one of the same prompt and index; a tie counts 0.5. The first function
-    gives the score, without functions the first verifier, then the reward. win_rate_null compares two draws before
-    training.
+    wins if it scores higher than the earlier one of the same prompt and index; a tie counts 0.5. The score is that of
+    the first function; without functions, of the first verifier; without either, the reward. win_rate_null compares
+    two draws before training.
     """
 
     def __init__(self, runtime: ModelRuntime, data: DataShape, *, job: Job) -> None:

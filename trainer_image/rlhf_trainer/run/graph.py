@@ -1,4 +1,4 @@
-"""Graph of a job's step: the calls of the algorithm's listing, each on the pool of its worker."""
+"""Graph of a job's step: the calls that the algorithm's `step` makes, each on the pool of its worker."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +24,8 @@ from rlhf_trainer.workers.rollout import ROLLOUT_FIELDS
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     """Return the graph of one step of a job on these pools, with the loading of its batch; nothing runs.
 
-    Columns, routed experts and fields of the user's own workers count no bytes. UserCodeError if the step of a user's
-    own algorithm cannot be recorded.
+    Data columns, routed experts and fields of the user's own workers count as 0 bytes. UserCodeError if the step of a
+    user's own algorithm cannot be recorded.
     """
     try:
         folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")
@@ -58,9 +58,9 @@ def recorded_step(job: Job, placed: DeviceMapping, specs: Mapping[str, Mapping[s
 
 
 def scorers_of(graph: Graph) -> Scorers:
-    """Return for each generating call of a step the scoring calls that can score its finished responses as it goes on.
+    """Return for each generating call of a step the calls (model, method) that can score responses while it generates.
 
-    A scoring call reads rows of one generating call, and otherwise only fields that were there before.
+    Such a call runs in another pool, row by row. The newest call whose results it reads is the generating call.
     """
     scorers = []
     for made in (call for call in graph.calls if call.in_groups):

@@ -32,13 +32,13 @@ TEXT_FILES = (".jinja", ".json", ".model", ".py", ".txt")
 NICE = 10
 """Priority of the thread that hashes: below that of training."""
 BLOBS, HASH = "blobs", re.compile("[0-9a-f]{64}")
-"""Folder of the hub's cache with files, and the names of the large ones, which are their SHA-256."""
+"""Folder with the files in the hub's cache, and pattern of a large file's name there, which is its SHA-256."""
 Source = tuple[Entry, dict[str, Path]]
 """Entry of a field without hashes, and the field's files by name; empty if the files are not on this machine."""
 
 
 def sources_of(job: Job, output: Path) -> Iterator[Source]:
-    """Yield the inputs of a job; output: the run folder, in which are the jobs that an input may name."""
+    """Yield the inputs of a job; output: the run folder, with the outputs of other jobs that an input may name."""
     inputs = [(each.name, each.uri, each.revision) for each in read_inputs(job)]
     template = job.spec.data.chat_template
     for field, uri, revision in (*inputs, *[("data.chatTemplate", template, None)] * ("://" in template)):
@@ -83,7 +83,7 @@ def _own_code(job: Job) -> Iterator[Source]:
 
 
 def _module_files(module: str) -> tuple[Path, list[Path]]:
-    """Return (folder of `sys.path` with a module, the module's file and those beside it that these files mention)."""
+    """Return (folder of `sys.path` with a module, the module's file and the siblings that it mentions, recursively)."""
     for folder in map(Path, sys.path):
         named = [folder / f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
         for file in filter(Path.is_file, named):

@@ -1,6 +1,6 @@
 """Run of one job, on any runtime: evaluation, steps, checkpoints and the saved model or data set.
 
-The interfaces of the collaborators of `run_job` are here, too. A base class does nothing, for a run that lacks one.
+The interfaces of the collaborators of `run_job` are here, too. A base class does nothing: it is for runs without one.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Checkpoints:
         """
 
     def best_step(self, last: int, summary: Mapping[str, float]) -> dict[str, int]:  # noqa: ARG002
-        """Return the step of the best checkpoint for summary.json, among the measured ones and the last one."""
+        """Return {"best_step": the best of the measured steps and the last} for summary.json; {} without `keepBest`."""
         return {}
 
     def before_model(self) -> None:

@@ -125,7 +125,7 @@ class RayRuntime:
         self.step_models: dict[str, Handle] = {}
         """Models that the algorithm's step takes, by parameter."""
         self.links: dict[str, float] = {}
-        """Seconds of the slowest rank of each trained model, by model and name (`link_probe`)."""
+        """Seconds that the slowest rank of a trained model took for each probe of `link_probe`, by `model/probe`."""
         self.network = math.inf
         """Bytes per second of the slowest link between machines; inf if no pool of a trained model has two."""
         self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
@@ -153,7 +153,7 @@ class RayRuntime:
         say: Callable[[str], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> Iterator[DataShape]:
-        """Run the block with pools, processes and models; gives the shape of the data.
+        """Run the block with pools, processes and models; yield the shape of the data.
 
         say and warn: tell the user a sentence; warnings are kept in the status.
         Afterwards the next job may take over the processes, unless this job is the last or runs on GPUs. A
@@ -241,7 +241,7 @@ class RayRuntime:
             join()
 
         join()
-        if self._job.spec.rollout.stream:  # after a loss some ranks may be scoring, while others lack rows
+        if self._job.spec.rollout.stream:  # not replaced: some ranks may be scoring while others lack rows
             return RolloutPool()
         self._log.abort = self._groups[self._home].abort_exchange
         self._replaceable = ReplaceablePool(
@@ -251,7 +251,7 @@ class RayRuntime:
 
     def _join_servers(self) -> None:
         """Join the actor's ranks and the servers, if the servers have changed; the next exchange brings all weights."""
-        servers = self._handles["rollout"].call("found").result()[0]  # (machine, ranks) each, all with as many ranks
+        servers = self._handles["rollout"].call("found").result()[0]  # (host, ranks); all have the same number of ranks
         if servers:
             hosts = [host for host, ranks in servers for _ in range(ranks)]
             self._span_pools(hosts, ParallelSizes(data=len(servers), tensor=servers[0][1]), in_ray=False)

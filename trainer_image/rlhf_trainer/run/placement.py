@@ -44,7 +44,7 @@ class Placed(NamedTuple):
 
 
 def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], output: Path) -> Placed:
-    """Return the placement of a job's models; jobs: all of the manifest; one may make its model.
+    """Return the placement of a job's models; jobs: all of the manifest, as an earlier one may make a model.
 
     SpecError if the placement is impossible, a model cannot be cut into its stages and shards, or the actor cannot
     generate. EnvironmentProblem if the mapper finds no placement.
@@ -95,7 +95,7 @@ def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) 
     if opened and (own := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
         return list(jobs), f"1 CPU slot: OMP_NUM_THREADS={own} gives its threads; without that the slots are chosen"
     slots, why = 0, f"as the run in {output} began"
-    with suppress(TrainerError, SpecError):  # a run reads these files again, and says what is wrong
+    with suppress(TrainerError, SpecError):  # the run reads these files again, and reports the error
         least = max(map(least_slots, opened), default=1)
         slots = next((each for job in opened if not restart and (each := _begun_slots(job, output)) >= least), 0)
         if opened and not slots:

@@ -61,7 +61,7 @@ def _addresses(job: Job) -> list[tuple[str, str]]:
 
 
 def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapping[Role, tuple[Model, str]]) -> None:
-    """Raise SpecError if a model cannot be cut into so many pipeline stages, tensor shards, expert or context parts.
+    """Raise SpecError if a model cannot be cut into the pipeline stages, tensor, expert or context parts of `sizes`.
 
     A run checks the sizes of its placement, the deep check those of the manifest (`place.sizes_in`).
 
@@ -117,7 +117,7 @@ def require_generating(jobs: Sequence[Job], job: Job, output: Path) -> None:
 
 
 def require_mixtures(job: Job, experts: Mapping[Role, int]) -> None:
-    """Raise SpecError for settings of mixtures that the job's first trained model cannot follow.
+    """Raise SpecError for settings of mixtures of experts if the job's first trained model is dense.
 
     experts: number of experts in a layer, by role; below 2 if the model is dense. A missing role is not checked.
     """
@@ -132,7 +132,7 @@ def require_mixtures(job: Job, experts: Mapping[Role, int]) -> None:
 
 
 def other_vocabularies(job: Job, models: Mapping[Role, Model], folders: Mapping[Role, str]) -> set[Role]:
-    """Return the reward and cost models whose tokenizer is not the actor's; ConfigError for any other such model.
+    """Return the reward and cost models whose tokenizer is not the actor's; ConfigError if another model's is not.
 
     models: all of the job by role; folders: their local folders or hub names.
     """

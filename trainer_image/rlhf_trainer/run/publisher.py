@@ -89,7 +89,7 @@ class Publisher(Reporter):
             self._react(new)
 
     def _look(self, report: StepReport) -> tuple[StepReport, Mapping[str, str]]:
-        """Return (report with warnings of new causes and a metric `cause/<cause>` for each cause, these warnings).
+        """Return (report with warnings of new causes and a metric `cause/<cause>` for each cause, new ones' warnings).
 
         Causes that earlier attempts have reported are not new. `spec.watch.causes: Off` turns the search off.
         """
@@ -144,7 +144,7 @@ class Publisher(Reporter):
             self.folder.fail(reason=reason, exit_code=code, message=str(shown) or type(shown).__name__, host=host)
             phase = phase_after(reason)
             for listener in self._listeners:
-                with suppress(Exception):  # it must not hide why the job ended
+                with suppress(Exception):  # a listener's error must not hide why the job ended
                     listener.end(phase)
             raise
         self.folder.succeed()

@@ -1,4 +1,4 @@
-"""`rlhf reproduce`: makes some steps of a job again in a new run folder, and compares them with the first time."""
+"""`rlhf reproduce`: repeats steps of a job in a new run folder, and compares the results with the original ones."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,14 +46,14 @@ OWN_SETTINGS = (
     *("outputs={}", "watch.changedCode='Off'", "watch.causes='Off'", "rollout.weightStore=null"),
     "checkpoint={keepLast: 1, everySteps: 1}",
 )
-"""Settings of a repetition: it tells no tracker, writes into its own folder alone, and saves each step's weights."""
+"""Settings of a repetition: it reports to no tracker, writes only its own folder, and saves each step's weights."""
 NO_INPUTS = ("metadata.", "spec.outputs", "spec.watch", "spec.rollout.weightStore", "spec.checkpoint")
 NO_FACTS = (*ATTEMPT, "memory_gib")
-"""Fields of the manifest, and facts of an attempt in run.json, that change no number."""
+"""Fields of the manifest, and facts of an attempt in run.json, that do not affect the results of a step."""
 
 
 class Original(NamedTuple):
-    """Job of a run folder of which steps are made again."""
+    """Job of an existing run folder whose steps are to be repeated."""
 
     folder: JobFolder
     job: Job
@@ -115,7 +115,7 @@ def _make_again(original: Original, again: Job, target: Path, overrides: Sequenc
             (target / name).symlink_to((run / name).resolve())
     start = start_of(again, run, original.checkpoint, inputs(again, identities([again], run)))
     starts = {again.name: replace(start, last_step=original.steps[-1])}
-    with suppress(Paused):  # after the last step
+    with suppress(Paused):  # ends the run after `last_step`
         run_file(original.manifest, output=target, overrides=overrides, starts=starts)
 
 

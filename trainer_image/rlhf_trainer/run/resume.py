@@ -49,8 +49,8 @@ def from_the_start(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
 def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
     """Return the start of each job that has not succeeded in this folder, by name.
 
-    A job starts over if another experiment made an input. SpecError if a job was begun here with a manifest that makes
-    it another experiment, or with other files and `spec.watch.changedCode` is Fail.
+    A job starts over if another experiment has made its input since. SpecError if a job was begun here with a manifest
+    that makes it another experiment, or with other files and `spec.watch.changedCode` is Fail.
     """
     made = identities(jobs, output)
     pending: dict[str, Start] = {}
@@ -90,7 +90,7 @@ def inputs(job: Job, made: Mapping[str, str]) -> dict[str, str]:
 def changed(job: Job, folder: JobFolder, newest: Checkpoint | None) -> tuple[list[str], list[Problem]]:
     """Compare with the saved manifest: return (changed fields of the job's length, problems that forbid to resume)."""
     before, after = kubectl_yaml.read(folder.saved(JOB_FILE, newest), "")[0], document_of(job)
-    with suppress(SpecError):  # an earlier version lacked fields that are new
+    with suppress(SpecError):  # adds the defaults of fields that an earlier version lacked
         before = document_of(Job.parse(before))
     new_length = [field for field in differing_paths(before, after) if field in LENGTHS]
     if found := changes(before, after):
@@ -105,7 +105,7 @@ def changed(job: Job, folder: JobFolder, newest: Checkpoint | None) -> tuple[lis
 
 
 def start_of(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mapping[str, str]) -> Start:
-    """Return a start from a checkpoint; `made`: identities of the jobs whose outputs the job reads. SpecError."""
+    """Return a start from a checkpoint; made: as `Start.inputs`. SpecError if `changedCode: Fail` finds a change."""
     own, before = editable_inputs(job, output), EMPTY
     if checkpoint:
         try:

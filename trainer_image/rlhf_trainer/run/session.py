@@ -44,9 +44,9 @@ UNUSED_PORTS = (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGE
 
 @contextmanager
 def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
-    """Connect to `address` and never stop it; without one start an own, isolated Ray and stop it.
+    """Connect to the Ray at `address` for the block; without an address start an isolated Ray, and stop it at the end.
 
-    An own Ray has room for `cpu_slots` CPU workers, however many cores there are. EnvironmentProblem if none starts.
+    Our own Ray has room for `cpu_slots` CPU workers, however many cores there are. EnvironmentProblem if none starts.
     """
     os.environ |= {name: value for name, value in VARIABLES["ray"].items() if name not in os.environ}
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
@@ -67,7 +67,7 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
             yield
         finally:
             signal.signal(signal.SIGCHLD, before)
-            if not how_ray_ended():  # else it would wait for a minute
+            if not how_ray_ended():  # `shutdown` would wait a minute for ended processes
                 ray.shutdown()
 
 
@@ -122,7 +122,7 @@ class OwnProcess(subprocess.Popen[bytes]):
     """
 
     started: ClassVar[list[OwnProcess]] = []
-    """Processes of the Ray that starts, or started last."""
+    """Processes of the own Ray that is starting or started last."""
     was_killed = False
 
     def __init__(
@@ -151,7 +151,7 @@ class OwnProcess(subprocess.Popen[bytes]):
             self.was_killed = True
             os.killpg(self.pid, signal.SIGKILL)
 
-    terminate = kill  # SIGTERM is blocked in it
+    terminate = kill  # the process blocks SIGTERM
 
 
 @contextmanager

@@ -16,7 +16,7 @@ CONFIG, CLAIM = "config.json", "pvc://"
 
 
 def shapes_of(jobs: Sequence[Job], job: Job, output: Path) -> dict[Role, Architecture]:
-    """Return the architecture of each model of a job; jobs: all of the manifest; one may make its model.
+    """Return the architecture of each model of a job; jobs: all of the manifest, as an earlier one may make a model.
 
     Only config.json is read, and only if the manifest does not give the model's shape. DataError if config.json is
     missing or describes no decoder; EnvironmentProblem if it is on the hub and huggingface_hub is not installed;

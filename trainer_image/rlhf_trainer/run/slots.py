@@ -22,7 +22,7 @@ from rlhf_trainer.run.session import VARIABLES, how_ray_ended
 from rlhf_trainer.run_folder.attempt import own_attempt
 
 COLLECTIVE_DEADLINES = 2
-"""Timeout of a collective in call deadlines: the controller, which can see the rank to blame, gives up first."""
+"""Timeout of a collective as a multiple of the call deadline: the controller gives up first and names the bad rank."""
 THREADS = "OMP_NUM_THREADS"
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Names of the environment variable of torch's allocator, the new one first."""
@@ -83,7 +83,7 @@ class Slots:
                 self.release()
 
     def beside(self, pool: str, name: str, *, log: CallLog, deadline: float) -> None:
-        """Start a group of one process without a slot, on the machine of a pool's first rank, unless it is there."""
+        """Start a group of one process without a slot, on the machine of a pool's first rank, unless it is running."""
         if name not in self._groups:
             beside = BesidePool(next(each for each in self._pools if each.name == pool), name=name)
             self._groups[name] = self._group(beside, "CPU", {THREADS: "1"}, log, deadline)
@@ -97,7 +97,7 @@ class Slots:
         """End the processes and give the slots back to Ray; a Ray that has ended needs neither."""
         ends = [group.stop for group in self._groups.values()] + [pool.release for pool in self._pools]
         for end in [] if how_ray_ended() else ends:
-            with suppress(Exception):  # it must not hide why a job ended
+            with suppress(Exception):  # an error here must not hide why a job ended
                 end()
         self._like, self._pools, self._groups = None, [], {}
 

@@ -41,21 +41,21 @@ class RolloutPool:
         """Join the actor's ranks and all processes that get the actor's weights in one torch.distributed group."""
 
     def copy(self, responses: Rows) -> None:
-        """Start to copy responses, once they are finished, to a machine that outlives those of the processes."""
+        """Start to copy responses, once they are finished, to the controller's machine, which outlives generators."""
 
     def has_lost(self, responses: Rows) -> bool:  # noqa: ARG002
-        """Whether finished responses cannot be read any more, as their machine has gone."""
+        """Whether finished responses are lost, as the machine that held them has gone."""
         return False
 
     def replace(self, error: CommunicationError) -> None:
-        """Restart all processes, alive or dead; unfinished calls must be repeated. Raise `error` if it cannot help."""
+        """Restart all processes, alive or dead; unfinished calls must be repeated. Raise `error` if that is no help."""
         raise error
 
 
 class ApartRollout:
     """Generation calls of an actor whose responses are generated in another pool.
 
-    The actor's state does not depend on what generators do. So if a generator is lost, its calls are repeated.
+    Generators do not change the actor's state, so if one is lost, its calls are simply repeated.
     """
 
     def __init__(self, actor: Handle, rollout: Handle, pool: RolloutPool, *, interrupts: bool = False) -> None:
@@ -93,7 +93,7 @@ class ApartRollout:
                 self._pool.replace(error)
 
     def _has_responses(self, step: int) -> bool:
-        """Wait for a step's responses; drop them and return False if they cannot be read any more."""
+        """Wait for a step's responses and return True; drop them and return False if they are lost."""
         self._pool.settle(step)
         is_lost = self._pool.has_lost(self._responses[step])
         self._drop({step} if is_lost else ())

@@ -89,7 +89,7 @@ class Tuning:
         run_file(self._manifest, output=output, overrides=sets, address=self._address, only=only, shared=shared)
 
     def _measured(self, output: Path, rung: Rung) -> tuple[int, float] | None:
-        """Return a trial's first measure at a rung or after it, with its step; None if there is none with a checkpoint.
+        """Return (step, value) of a trial's first measure at or after a rung; None if there is none with a checkpoint.
 
         An earlier search with another budget has other rungs, so it may have trained the trial past this one.
         """

@@ -5,7 +5,7 @@ trainer runs, and exit.json says how the trainer ended. A pod of an older attemp
 more. A folder may outlive its RLHFJob and serve a new job of the same name, whose attempts begin with 1 again; the uid
 differs.
 
-The module imports the standard library only, for the side-car's sake.
+Only the standard library is imported, as the side-car imports this module.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
 """Seconds without a sign of life after which a trainer counts as dead; a volume may show remote writes late."""
 FREED_SECONDS: Final = 5.0
-"""Seconds of silence after which a trainer that freed its lock counts as dead; it writes exit.json after that."""
+"""Seconds of silence after which a trainer that freed its lock counts as dead; meanwhile it may write exit.json."""
 
 
 class WrongAttempt(ValueError):  # noqa: N818 a sentence for a user, like the trainer's other errors
@@ -106,7 +106,7 @@ def write_exit(output: Path, code: int, *, reason: str, message: str) -> None:
 
 
 def read_exit(output: Path, attempt: AttemptId) -> Mapping[str, Any] | None:
-    """Return the exit.json of an attempt; None while there is none that can be read."""
+    """Return the content of exit.json if the trainer of this attempt wrote the file; else None."""
     found = read_object(output / EXIT)
     is_its = (found.get("attempt"), found.get("jobUid", "")) == (attempt.number, attempt.job_uid)
     return found if is_its and isinstance(found.get("exitCode"), int) else None

@@ -46,7 +46,7 @@ KILLED = 128 + signal.SIGKILL
 EVENTS, STACKS = "events.log", "stacks.txt"
 RUNS = Path("runs")
 DIED, DAMAGED = "Died", "Damaged"
-"""Words shown instead of a job's phase: the run's process is gone although Running; status.json cannot be read."""
+"""Words shown instead of a job's phase: the run died while the phase was Running; status.json cannot be read."""
 
 
 def job_folders(output: Path) -> list[JobFolder]:
@@ -95,8 +95,8 @@ def _best_step(folder: JobFolder, found: Sequence[Checkpoint]) -> int | None:
 def save_now(output: Path) -> str:
     """Request a checkpoint of the run that uses a folder, wait until it is whole, and return its URI.
 
-    Raises SpecError if no run uses the folder, and EnvironmentProblem if the run ends first. In a pod, which waits for
-    this at its end, these are no errors.
+    Raises SpecError if no run uses the folder, and EnvironmentProblem if the run ends first. In a pod, whose preStop
+    hook waits for the checkpoint, these are no errors.
     """
     if attempt := own_attempt():
         return _save_before_the_end(output, attempt)
@@ -128,7 +128,7 @@ def _save_before_the_end(output: Path, attempt: AttemptId) -> str:
         saved = _steps(output, attempt)[1]
         if saved < done and not alive:
             if watch.has_freed_its_lock() and read_exit(output, attempt) is None:
-                write_exit(output, KILLED, reason="Killed", message="killed")  # other pods wait for it
+                write_exit(output, KILLED, reason="Killed", message="killed")  # other pods wait for exit.json
             return f"{output}: the trainer has ended; step {saved} is saved"
     return f"{output}: step {saved} is saved"
 

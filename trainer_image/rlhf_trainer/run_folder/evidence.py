@@ -21,9 +21,9 @@ from rlhf_trainer.run_folder.attempt import replace
 
 RUN = "run.json"
 LABELS: Final = "rlhf.json"
-"""File in a model's folder that says what made it; it has no hash."""
+"""File in a model's folder that says which job made the model from which inputs; it is not hashed."""
 MAX_ENTRIES = 100
-"""Most attempts, and most things made, that run.json keeps: the newest."""
+"""Number of the newest attempts, and of the newest outputs, that run.json keeps."""
 ATTEMPT = ("attempt", "began", "after")
 """Facts of an attempt besides its environment; `after` is the step that it continued from, 0: the start."""
 Kind = Literal["model", "data", "code", "checkpoint"]
@@ -33,13 +33,13 @@ class Entry(TypedDict, total=False):
     """Something that a job read or made: one file, or the files of a folder."""
 
     name: Required[str]
-    """Field of the manifest, such as `spec.data.train`; of what was made `model`, `data` or `checkpoint`."""
+    """Field of the manifest, such as `spec.data.train`; for an output `model`, `data` or `checkpoint`."""
     kind: Required[Kind]
     uri: Required[str]
     revision: str
-    """Commit of what comes from the hub, or of own code in git, then with `-dirty` if its files have changes."""
+    """Commit of a model or data set of the hub, or of the user's code in git (`-dirty` if its files have changes)."""
     step: int
-    """Step after which it was made."""
+    """Step after which the output was made."""
     sha256: str
     """SHA-256 of the only file, or of the lines that `sha256sum` prints for the files in the order of their names."""
     files: dict[str, str]
@@ -57,7 +57,7 @@ class Document(TypedDict):
 EMPTY: Final = Document(attempts=[], read=[], made=[])
 _DOCUMENT = TypeAdapter(Document)
 _LOCK = Lock()
-"""Held while a run.json is changed: a thread adds hashes."""
+"""Lock held while run.json is changed, as a thread adds hashes to it."""
 
 
 def parsed(text: str | bytes) -> Document:
@@ -79,7 +79,7 @@ def with_files(entry: Entry, files: Mapping[str, str]) -> Entry:
 
 
 def change(file: Path, *, read: Iterable[Entry] | None = None, made: Entry | None = None) -> Document:
-    """Replace the inputs in run.json, or add an output in place of that with the same name and step."""
+    """Replace the inputs in run.json, or add an output in place of an earlier one with the same name and step."""
     found = None if read is None else [*read]
     with _LOCK:
         document = parsed(file.read_bytes())
@@ -99,7 +99,7 @@ def attempt_of(document: Document, step: int) -> dict[str, Any]:
 
 
 def changed_files(before: Iterable[Entry], after: Iterable[Entry]) -> list[str]:
-    """Return `field: file` of each file that changed, came or went; what has no hash on one side is left out."""
+    """Return `field: file` of each file that changed, came or went; files that one side did not hash are left out."""
     known, found = ({each["name"]: each.get("files", {}) for each in entries} for entries in (before, after))
     both = [field for field in known if known[field] and found.get(field)]
     files = [(field, file) for field in both for file in sorted({*known[field], *found[field]})]
@@ -108,7 +108,7 @@ def changed_files(before: Iterable[Entry], after: Iterable[Entry]) -> list[str]:
 
 
 def labelled(job: Job, folder: Path) -> tuple[tuple[ReadInput, ...], Output]:
-    """Return what a job read, and its output in `folder`, by run.json beside it; a model's folder gets LABELS."""
+    """Return (inputs of a job, its output in `folder`) by run.json beside it; write LABELS into a model's folder."""
     document = parsed((folder.parent / RUN).read_bytes())
     entries = {each["name"].removeprefix("spec."): each for each in document["read"]}
     made = next((each for each in document["made"] if each["name"] == folder.name), None)
@@ -127,6 +127,6 @@ def labelled(job: Job, folder: Path) -> tuple[tuple[ReadInput, ...], Output]:
 
 
 def _content(entry: Entry | None) -> dict[str, str]:
-    """Return the digest of what was read or made, and the commit that the hub's cache has, as far as they are known."""
+    """Return `digest` and `revision` of an input or output for the status, each if it is known."""
     digest = {"digest": f"sha256:{entry['sha256']}"} if entry and "sha256" in entry else {}
     return digest | ({"revision": entry["revision"]} if entry and "revision" in entry else {})

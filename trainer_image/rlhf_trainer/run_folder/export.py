@@ -44,7 +44,7 @@ def export(uri: str, folder: Path, *, merges: bool | None) -> None:
 
 
 def write_held(reader: WeightReader, folder: Path) -> None:
-    """Write the version that a reader of a weight store holds as a Hugging Face directory in place of `folder`."""
+    """Replace `folder` by a Hugging Face directory with the weights that a reader of a weight store holds."""
     weights = {name: HeldTensor(tensor) for name, tensor in reader.weights.items()}
     write_model(reader.full, reader.job.models()["actor"], weights, folder, merges=None)
 

@@ -176,7 +176,7 @@ def read_job(file: Path) -> Job:
 
 @contextmanager
 def writing(path: Path, what: str = "cannot be written: ") -> Iterator[None]:
-    """Turn errors of the disk into an EnvironmentProblem with the file, or `path`; `what` is empty if it also reads."""
+    """Turn OSError into EnvironmentProblem: `FILE or path: <what><reason>`; `what` is empty if the block also reads."""
     try:
         yield
     except OSError as error:
@@ -370,7 +370,7 @@ class JobFolder:
         """Record in the status why the run ended, if the disk permits; host: the machine that is to blame."""
         if not self.path.is_dir():
             return
-        with suppress(OSError, EnvironmentProblem):  # must not hide the reason in the terminal
+        with suppress(OSError, EnvironmentProblem):  # an error here must not hide the reason in the terminal
             self.require_ours()
             self._write_status(
                 phase=phase_after(reason),

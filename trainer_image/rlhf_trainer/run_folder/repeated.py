@@ -19,7 +19,7 @@ WEIGHTS = "checksums of weights"
 def compare(before: Path, after: Path, steps: Sequence[int]) -> tuple[str, dict[str, int]]:
     """Compare steps of two folders of a job: metrics that repeat, kept responses, weights where both have checkpoints.
 
-    Returns a sentence on the first difference, empty without one, and how many values were compared, by what they are.
+    Returns (sentence on the first difference, or empty; number of values compared, by their kind).
     """
     counts = dict.fromkeys(("metrics", "fields of responses", WEIGHTS), 0)
     metrics, ranks = ([by_step(folder / name) for folder in (before, after)] for name in (METRICS, RANKS))
@@ -54,7 +54,7 @@ def weight_checksums(folder: Path) -> dict[int, dict[str, str]]:
 
 
 def by_step(file: Path) -> dict[int, dict[str, Any]]:
-    """Return the whole lines of a .jsonl file by step; the later line of a step that ran twice."""
+    """Return the complete lines of a .jsonl file by step; if a step ran twice, its later line."""
     found: dict[int, dict[str, Any]] = {}
     for line in file.read_bytes().splitlines(keepends=True) if file.is_file() else ():
         if line.endswith(b"\n"):  # a run may be writing the last line

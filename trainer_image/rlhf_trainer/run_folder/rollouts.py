@@ -13,7 +13,7 @@ from rlhf_trainer.run_folder.commands import job_folders
 
 ROLLOUTS = "rollouts.jsonl"
 MAX_ROWS, MAX_BYTES = 2000, 1 << 25
-"""Most kept responses, the latest, that a look at a running job reads, and most bytes of them."""
+"""Most responses, and most bytes, that `latest_rollouts` reads from the end of the file."""
 NEEDED: Mapping[str, type | tuple[type, ...]] = {
     "step": int,
     "row": int,
@@ -53,7 +53,7 @@ def _print_samples(name: str, rows: Sequence[Mapping[str, Any]], *, count: int, 
 
 
 def read_step_rollouts(file: Path, step: int | None) -> list[dict[str, Any]]:
-    """Return the rows of a step in rollouts.jsonl, by default the last; of a step that ran twice the later rows."""
+    """Return the rows of a step (None: the last) in rollouts.jsonl; if the step ran twice, the later rows."""
     found: dict[int, dict[str, Any]] = {}
     chosen = -1 if step is None else step
     with file.open(encoding="utf-8", errors="replace") as lines:

@@ -54,6 +54,6 @@ def metric_of(recorded: str) -> StepMetric | None:
 
 
 def repeats(recorded: str) -> bool:
-    """Return whether a value of metrics.jsonl is the same if its step is made again; so are values without a row."""
+    """Whether a metric has the same value if its step is repeated; True for names that METRICS does not list."""
     found = metric_of(recorded)
     return found is None or found.repeats

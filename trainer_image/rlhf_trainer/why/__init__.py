@@ -1,1 +1,1 @@
-"""Why a run did what it did: change points, signals and causes, from the files of a job. Pure; numpy and no network."""
+"""Diagnosis of a job from its files: change points, signals and causes. Pure functions on numpy, without a network."""

@@ -1,4 +1,4 @@
-"""Finder of a change in a series: a jump between two levels, or a bend between two lines, where one line is worse."""
+"""Finder of a change in a series: a jump between two levels, or a bend between two lines, if one line fits worse."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from rlhf_trainer.why.seen import Array, Series
 FEWEST = 5
 """Fewest values in which a change is looked for."""
 MAX_VALUES = 200
-"""Most values in which a change is looked for; of a longer series the means of blocks."""
+"""Most values in which a change is looked for; a longer series is reduced to means of blocks."""
 EVIDENCE = 6.0
 """Least gain in Bayes' information criterion (Schwarz 1978) over one line: strong by the scale of Kass and Raftery."""
 

@@ -50,9 +50,9 @@ class Diagnosis:
     """The answer to `why` about one job."""
 
     change: Change | None
-    """Change of the measure in which the job is judged."""
+    """Change of the measure that judges the job, or else of the mean reward; None if neither changed."""
     first: Change | None
-    """The earliest change of a signal, up to that of the measure."""
+    """Earliest change of a signal, at or before the measure's change."""
     causes: Sequence[Cause] = ()
     """Likely causes, the likeliest first; empty: no cause was found."""
     rows: Sequence[Row] = ()

@@ -32,7 +32,7 @@ Rule = Callable[[Seen], Shown | None]
 
 
 def stale_weights(seen: Seen) -> Shown | None:
-    """Find a generator that moves away from the trainer; a KL that is there by design does not grow like this."""
+    """Find a generator that moves away from the trainer: a KL that grows, although no option of the job causes it."""
     kl, rollout = seen.series("kl/rollout"), seen.section("rollout")
     by_design = rollout.get("maxStaleness") or rollout.get("quantization") or rollout.get("kvCache")
     replays = seen.section("algorithm").get("name") == CUSTOM and seen.series("staleness").values.any()
@@ -43,7 +43,7 @@ def stale_weights(seen: Seen) -> Shown | None:
 
 
 def mixed_groups(seen: Seen) -> Shown | None:
-    """Find advantages whose mean over the responses to a prompt is not 0, in an algorithm that compares these."""
+    """Find advantages whose mean over the responses to a prompt is not 0, in an algorithm that compares responses."""
     groups = [group for group in seen.groups if len(group) == seen.group_size]
     if seen.group_size < 2 or not _compares(seen) or len(groups) * seen.group_size < MIN_ROWS:
         return None
@@ -59,7 +59,7 @@ def mixed_groups(seen: Seen) -> Shown | None:
 
 
 def _compares(seen: Seen) -> bool:
-    """Whether the job's algorithm compares the responses to a prompt; one of the user's own without a critic may."""
+    """Whether the algorithm compares the responses to a prompt; a user's own algorithm counts if it has no critic."""
     algorithm = ALGORITHMS.get(str(seen.section("algorithm").get("name")))
     if algorithm is None:
         return not seen.section("models").get("critic")

@@ -46,7 +46,7 @@ class Seen:
     rows: Sequence[Row] = field(default=())
     """Rows of rollouts.jsonl, of all steps or of the latest."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """The job's part of summary.json, as `reward_before`; empty while it runs."""
+    """The job's part of summary.json, such as `reward_before`; empty while the job runs."""
 
     def series(self, name: str) -> Series:
         """Return a metric over the steps that have a finite value of it."""
