@@ -18,7 +18,7 @@ def generated() -> Mapping[Path, str]:
         chart / "files/rlhfjobs.yaml": crd,  # Helm reads its own folder only
         chart / "files/values.yaml": (chart / "values.yaml").read_text(
             encoding="utf-8"
-        ),  # templates cannot read that one
+        ),  # templates cannot read values.yaml itself
         chart / "Chart.yaml": with_version((chart / "Chart.yaml").read_text(encoding="utf-8")),
         ROOT / "docs/api-reference.md": reference.text(),
         ROOT / "docs/status.md": status_page.text(),

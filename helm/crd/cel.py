@@ -1,6 +1,6 @@
 """A reader and a shortener of the CEL in the CRD's rules: fewer bytes for the same answer to every document.
 
-An operand is shortened by what those before it leave open: in `!has(a) || f`, `has(a)` is true in f. A field with an
+An operand is shortened by what the operands before it imply: in `!has(a) || f`, `has(a)` is true in f. A field with an
 `enum` is a set of values, so tests of it are joined, and written as the shorter of `in` and its negation.
 """
 
@@ -21,7 +21,7 @@ OPPOSITES = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 class Node:
     """Part of a CEL expression: a text without operators, or an operator with operands, such as `&&`, `!` or `call`.
 
-    The operands of `call` are what is called and the arguments, those of `list` its entries.
+    The operands of `call` are the called function and its arguments, the operands of `list` its entries.
     """
 
     kind: str
@@ -197,7 +197,7 @@ def _simple(node: Node, known: dict[str, Node], domains: Domains) -> Node:
 
 
 def _chain(kind: str, parts: list[Node], known: dict[str, Node], domains: Domains) -> Node:
-    """Return a shorter chain: each operand is read with what those before it leave open."""
+    """Return a shorter chain: each operand is shortened by what the operands before it imply."""
     holds, absorbing, neutral = kind == "&&", *((FALSE, TRUE) if kind == "&&" else (TRUE, FALSE))
     joined: dict[str, frozenset[str]] = {}
     others = []
@@ -222,7 +222,7 @@ def _chain(kind: str, parts: list[Node], known: dict[str, Node], domains: Domain
 
 
 def _given(test: Node, is_true: bool, known: dict[str, Node], domains: Domains) -> tuple[dict[str, Node], Domains]:
-    """Return what is known, and the values that fields may have, where a test is true or false."""
+    """Return `known` and `domains`, extended by what a true or a false test implies."""
     for part in operands(test if is_true else negated(test), "&&"):
         plain, value = (part.parts[0], FALSE) if part.kind == "!" else (part, TRUE)
         known = {**known, str(plain): value, str(negated(plain)): negated(value)}

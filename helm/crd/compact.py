@@ -1,6 +1,6 @@
 """The CRD's schema in fewer bytes: `kubectl apply` keeps the whole object in an annotation, which has a limit.
 
-The short schema accepts and refuses the same documents. The API reference is made from the schema before.
+The short schema accepts and refuses the same specs. The API reference is made from the full schema.
 """
 
 import json
@@ -20,13 +20,13 @@ BOUNDS = (
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("minLength", "maxLength", "minItems", "maxItems", "pattern", "enum"),
 )
-"""Keys that bound a value; a status goes without, since the operator alone writes it, from its typed class."""
+"""Keys that bound a value; the status has none of them, since the operator alone writes it, from a typed class."""
 USUAL = {"format": "int64", "x-kubernetes-list-type": "atomic"}
-"""Key of a schema -> value that says no more than what Kubernetes takes without it."""
+"""Key of a schema -> value that is left out, because it changes nothing for Kubernetes."""
 
 
 def compact(schema: Schema) -> Schema:
-    """Return the schema of a resource with shorter rules and with one sentence of a description, each once."""
+    """Return a resource's schema with shorter rules, and with the first sentence of each description, written once."""
     seen: set[tuple[str, str]] = set()
     schema = _with_children(schema, lambda part, each: _without_bounds(each) if part == "status" else each)
     return _with_children(_shorter(schema), lambda part, each: _with_words(each, DESCRIBED.get(part, 0), seen, part))
@@ -87,14 +87,14 @@ def _domains(schema: Schema, path: str) -> Domains:
 
 
 def _listed(rule: str) -> list[str]:
-    """Return the values of a rule that says no more than an `enum`; else nothing."""
+    """Return the values of a rule that says no more than an `enum`; [] for any other rule."""
     node = parse(rule)
     is_list = node.kind == "in" and str(node.parts[0]) == "self"
     return [each.text.strip("'") for each in node.parts[1].parts] if is_list else []
 
 
 def _is_moved(rule: Rule, schema: Schema) -> bool:
-    """Move a rule to the deepest object above its field that has all fields of the rule; False without such an object.
+    """Move a rule to the deepest object above its field that has all fields of the rule; False if there is none.
 
     The API server skips rules of an unset object, so the rule has to hold without the object.
     """
@@ -116,7 +116,7 @@ def _is_moved(rule: Rule, schema: Schema) -> bool:
 
 
 def _guards(homes: Iterable[Schema], parts: Iterable[str]) -> Mapping[str, bool]:
-    """Return the test that a field is unset -> whether it may be, for each field on the way through the objects."""
+    """Return, for each field on the way through the objects, its test `!has(...)` -> whether the field may be unset."""
     found, path = {}, "self"
     for home, name in zip(homes, parts, strict=False):
         path = f"{path}.{name}"
@@ -135,7 +135,7 @@ def _fields(node: Node) -> Iterator[str]:
 
 
 def _reads_only(nodes: Iterable[Node], path: str) -> bool:
-    """Whether all that the expressions read of the document lies below the path."""
+    """Whether all fields of the document that the expressions read lie below the path."""
     read = [field for node in nodes for field in _fields(node) if field.startswith(("self", "oldSelf"))]
     return all(f"{field}.".startswith(f"{path}.") for field in read)
 
@@ -148,9 +148,9 @@ def _renamed(node: Node, path: str) -> Node:
 
 
 def _joined(rules: list[Rule]) -> list[Rule]:
-    """Return one rule for several with one message, if that is shorter; it says which field is at fault.
+    """Return one rule for several with one message, if that is shorter; its message names the field at fault.
 
-    A rule for updates names all fields: to tell which one has changed takes as many bytes as the rules have.
+    A rule for updates names all fields, because CEL that finds the changed field is as long as the separate rules.
     """
     if len(rules) == 1 or not all("fieldPath" in rule for rule in rules):
         return rules

@@ -51,7 +51,7 @@ Cells = tuple[str, ...]
 CODE = re.compile(
     r"(?<!`)(?:\bspec(?:\.[\w<>]+)+|\bkubectl rlhf \w+ JOB|\bkubectl (?:get|describe) [\w,]+(?: -A)?|--debug)"
 )
-"""Fields and commands in remedies, which are plain text."""
+"""Pattern of fields and commands in remedies, which are plain text; the page marks them as code."""
 
 
 def text() -> str:

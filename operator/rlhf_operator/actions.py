@@ -28,7 +28,7 @@ class Create:
 
 @dataclass(frozen=True, kw_only=True)
 class Delete:
-    """Delete an object in the job's namespace if its uid is still `uid`."""
+    """Deletion of an object in the job's namespace, if its uid is still `uid`."""
 
     kind: Literal["RayJob", "Pod", "RLHFJob"]
     """Kind: the RayJob of an attempt, a Pod on a dead node or of a sandbox, or an RLHFJob after its time to live."""
@@ -38,7 +38,7 @@ class Delete:
 
 @dataclass(frozen=True, kw_only=True)
 class SetOwner:
-    """Have the claim made for a job deleted with the job (`owned`), or kept; a refused change is tried in each pass."""
+    """Change of whether a job's own claim is deleted with the job (`owned`); a refused change is tried in each pass."""
 
     claim: str
     owned: bool
@@ -46,7 +46,7 @@ class SetOwner:
 
 @dataclass(frozen=True, kw_only=True)
 class Resize:
-    """Set the number of pods of an elastic pool in its RayCluster, unless it is set already."""
+    """Change of the number of pods of an elastic pool in its RayCluster, unless the number is set already."""
 
     cluster: str
     pool: str

@@ -34,8 +34,8 @@ LADDER: Final[tuple[tuple[Phase, ConditionType, tuple[str, ...], str | None], ..
     ("Provisioning", "ClusterReady", LACKS, None),
     ("Initializing", "Training", ("", "False"), None),
 )
-"""Rows (phase, condition, statuses, reason or None for any): the first row that the condition fits decides the phase.
-Its condition explains the phase, too. An empty status stands for a missing condition.
+"""Rows (phase, condition, statuses, reason or None for any). The first row whose condition has one of the statuses, and
+the reason, decides the phase; its condition also explains the phase. An empty status stands for a missing condition.
 """
 
 

@@ -48,7 +48,7 @@ class Case(NamedTuple):
     snapshot: Snapshot
     now: datetime
     ready_since: datetime | None
-    """Time at which all pods of the attempt were ready for the first time."""
+    """Time at which all pods of the attempt were first ready; None if they never were."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class FailureClass:
     disruptions: tuple[str, ...] = ()
     """Reasons of a pod's condition DisruptionTarget that mean such a failure."""
     start_seconds: float = 0.0
-    """Seconds until the attempt fails by this start problem; 0: it may heal, or is none."""
+    """Seconds until this start problem fails the attempt; 0: it may heal, or the failure is no start problem."""
 
 
 _ROWS = read_table(__package__, "failures.yaml", dict[Reason, FailureClass])
@@ -209,7 +209,7 @@ def start_failure(case: Case) -> Cause | None:
 
 
 def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds until a start problem or a silent node becomes a failure, which no event reports; None: neither."""
+    """Return the seconds until a start problem or silent node is a failure, which no event reports; None: neither."""
     pods = attempt.current_pods(snapshot)
     silences = (silence for pod in pods if (silence := node_silence(pod, snapshot, now)) is not None)
     lefts = (*(left for left, _ in start_problems(snapshot, now)), *(NODE_SECONDS - each for each in silences))
@@ -232,12 +232,12 @@ def is_taken_up(rayjob: ObservedRayJob) -> bool:
 
 
 def _refusal(rayjob: ObservedRayJob, snapshot: Snapshot) -> Cause | None:
-    """Return why a RayJob's pods are refused; None while a quota is full, which other pods may leave."""
+    """Return the cause if a RayJob's pods are refused; None if no pod is, or if a full quota may get room again."""
     message = f"pods cannot be made: {rayjob.refused}"
     if QUOTA not in rayjob.refused:
         return ("PodsRefused", message, None) if rayjob.refused else None
     together = Counter[str]()
-    if "priorityClassName" not in json.dumps(snapshot.job.spec.get("runtime")):  # else it may count only some pods
+    if "priorityClassName" not in json.dumps(snapshot.job.spec.get("runtime")):  # else a quota may count some pods only
         pods = Counter({"pods": 1 + attempt.expected_workers(snapshot)})
         together = sum((each.amounts for each in snapshot.job.status.reserved), pods)
     lacks = _never_enough(rayjob.refused, together)
@@ -279,11 +279,11 @@ def _never_enough(refused: str, together: Mapping[str, int]) -> str:
 
 
 def node_silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds for which a pod's node has been silent; None if node or pod is ready, or the state is unknown."""
+    """Return the seconds for which a pod's node was silent; None if node or pod is ready, or the state is unknown."""
     begun = attempt.silent_since(pod, snapshot)
     return None if begun is None or pod.ready else _waited(begun, snapshot, now)
 
 
 def _waited(begun: datetime, snapshot: Snapshot, now: datetime) -> float:
-    """Seconds of a grace period that are over, without the time before the operator began to watch."""
+    """Return the seconds of a grace period that are over, without the time before the operator began to watch."""
     return since(max(begun, snapshot.watching_since), now)

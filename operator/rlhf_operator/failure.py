@@ -83,7 +83,7 @@ def failed(snapshot: Snapshot, now: datetime, reason: Reason, message: str, pod:
 
 
 def seconds_to_wait(failure: Failure, snapshot: Snapshot) -> float:
-    """Seconds after the end of an attempt for which the operator waits, because stronger evidence may come."""
+    """Return the seconds for which the operator waits after an attempt's end, because stronger evidence may come."""
     if failure.reason == "Communication":
         return EVIDENCE_SECONDS
     if failure.reason == "Evicted" and failure.pod is None and snapshot.quota and not snapshot.quota.evicted:
@@ -94,7 +94,7 @@ def seconds_to_wait(failure: Failure, snapshot: Snapshot) -> float:
 
 
 def bad_nodes(snapshot: Snapshot, now: datetime) -> tuple[str, ...]:
-    """Return the names of nodes that may be to blame for a recent failure, or that a group did not add in time."""
+    """Return the names of nodes to avoid: blamed for a recent failure, or of a group that added no node in time."""
     # For a withdrawn attempt the status names the node that its group did not add.
     blamed = {
         each.node

@@ -1,4 +1,4 @@
-"""Program of the operator: starts settings, metrics, probes, leader election and kopf, and ends them in order."""
+"""Program of the operator: reads settings; starts metrics, probes, leader election and kopf; ends them in order."""
 
 import argparse
 import asyncio
@@ -137,7 +137,7 @@ class _Operator:
             jobs=lambda: [entry.value for _, entry in self.cache.jobs],
             queue_depth=lambda: len(self.reconciler.queue),
             failed_passes=lambda: self.reconciler.queue.failures,
-            leads=lambda: self.reconciler.leads and may_write(),  # a paused process notices late
+            leads=lambda: self.reconciler.leads and may_write(),  # a process that was paused notices a lost Lease late
             now=client.clock.now,
         )
         events = EventRecorder(client, may_write, client.clock.now)
@@ -243,7 +243,7 @@ class _Operator:
 
     async def end(self, **_: Any) -> None:
         """Stop the reconciler, and release the Lease; kopf calls this when its watches have ended."""
-        self._stop.set()  # kopf's task that waits for it would hold up the exit for 5 s after a signal
+        self._stop.set()  # else kopf's task that waits for this flag delays the exit after a signal by 5 s
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait({self._work})
@@ -299,7 +299,7 @@ def _kopf_settings() -> kopf.OperatorSettings:
     made.networking.connect_timeout = 10
     made.networking.request_timeout = 60
     made.networking.enforce_retry_after = True
-    # The operator waits for an API server that is down for an hour.
+    # The operator waits up to an hour for an API server that is down.
     made.networking.error_backoffs = tuple(itertools.chain((1, 1, 2, 3, 5, 8), itertools.repeat(10, 360)))
     made.watching.inactivity_timeout = 70
     made.watching.chunk_size = 100

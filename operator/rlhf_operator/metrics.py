@@ -127,7 +127,7 @@ def samples_of(account: Account) -> dict[str, Samples]:
 def _queue_seconds(account: Account) -> float | None:
     status = account.job.status
     moments = [each.last_transition_time for each in status.conditions if each.type == "QuotaReserved"]
-    moments += [each.start_time for each in status.attempts[-1:]]  # between two attempts there was no quota either
+    moments += [each.start_time for each in status.attempts[-1:]]  # QuotaReserved is False between attempts, too
     return min((age for each in moments if (age := _age(each, account.seen)) is not None), default=None)
 
 
@@ -138,7 +138,7 @@ def _checkpoint_interval(job: ObservedJob) -> float:
 
 
 def _age(timestamp: str | None, now: datetime) -> float | None:
-    """Seconds since a timestamp; None if it cannot be read: users may write a status too."""
+    """Return the seconds since a timestamp; None if it cannot be read, because users may write a status, too."""
     return since(moment, now) if (moment := parsed(timestamp)) else None
 
 
@@ -179,7 +179,7 @@ class OperatorMetrics:
         leads: Callable[[], bool],
         now: Callable[[], datetime],
     ) -> None:
-        """Create the metrics, whose functions are called at each scrape; failed_passes: by (namespace, name)."""
+        """Create the metrics. The functions are called at each scrape; failed_passes: numbers by (namespace, name)."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._made = {

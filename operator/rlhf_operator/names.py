@@ -12,7 +12,7 @@ JOB_UID: Final = "rlhf.hybridflow.io/job-uid"
 ATTEMPT: Final = "rlhf.hybridflow.io/attempt"
 ROLE: Final = "rlhf.hybridflow.io/role"
 TUNE: Final = "rlhf.hybridflow.io/tune"
-"""Label of a trial, which the user's command makes: the job that is tuned."""
+"""Label of a trial, an RLHFJob that `kubectl rlhf tune` creates: the name of the job that is tuned."""
 POOL: Final = "rlhf.hybridflow.io/pool"
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"
@@ -107,5 +107,5 @@ def by_content(job: str, content: str) -> str:
 
 
 def output_claim_name(job: str) -> str:
-    """Return the name of the claim that is made for a job without checkpoint.storage of its own."""
+    """Return the name of the claim that is made for a job whose checkpoint.storage names no claim (pvc://)."""
     return f"{job}-output"

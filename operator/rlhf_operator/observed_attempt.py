@@ -21,7 +21,7 @@ def current_pods(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
 
 
 def elastic_pods(snapshot: Snapshot) -> list[ObservedPod]:
-    """Return the pods of the current attempt's elastic pool: ready first, then bound to a node, then by age."""
+    """Return the elastic pool's pods of the current attempt, in order: not leaving, ready, bound to a node, oldest."""
     status = snapshot.job.status
     if not (status.mapping and (pool := status.mapping.elastic_pool)):
         return []
@@ -39,7 +39,7 @@ def workers_of(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
 
 
 def expected_workers(snapshot: Snapshot, without: Collection[str] = ()) -> int:
-    """Number of worker pods of the mapping. without: names of pools that do not count."""
+    """Return the number of worker pods of the mapping; 0 without one. without: names of pools that do not count."""
     mapping = snapshot.job.status.mapping
     return sum(pool.nodes for pool in mapping.pools if pool.name not in without) if mapping else 0
 

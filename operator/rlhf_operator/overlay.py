@@ -14,7 +14,7 @@ OBJECTS: Final = (dict, Mapping)
 
 
 def merged(base: Any, over: Any, field: str = "") -> Any:
-    """Return `base` with the values of `over` merged in; nulls change nothing. field: name of the field with both."""
+    """Return `base` with the values of `over` merged in; nulls change nothing. field: name of their field."""
     if isinstance(over, SCALARS):
         return over
     if isinstance(over, OBJECTS):

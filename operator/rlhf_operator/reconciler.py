@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 WORKERS: Final = 16
 DECIDERS: Final = 4
-"""Number of threads that run `decide`: the mapper takes up to 0.5 s, in which the event loop must serve others."""
+"""Number of threads that run `decide`: the mapper takes up to 0.5 s, which would block the event loop."""
 CALL_SECONDS: Final = 0.05
-"""Seconds between two looks at whose turn it is in line."""
+"""Seconds between two checks of which jobs in line may begin."""
 CALL_AGAIN_SECONDS: Final = 1.0
-"""Seconds until the jobs that were called twice in a row may be called again."""
+"""Seconds until the next check if two checks in a row have called the same jobs."""
 RESYNC_SECONDS: Final = 300.0
 RELIST_DELAY_SECONDS: Final = 10.0
 """Seconds from a watch's reconnect until all is listed again: several watches often reconnect together."""
@@ -51,7 +51,7 @@ class Reconciler:
     clock: Callable[[], datetime]
     leads: bool = False
     queue: WorkQueue[Key] = field(default_factory=WorkQueue)
-    """Jobs that wait for a pass, with how many passes failed since one that worked."""
+    """Jobs that wait for a pass, with the number of failed passes of each job since its last successful one."""
     _polls: WorkQueue[Key] = field(default_factory=WorkQueue)
     _pauses: dict[Key, float] = field(default_factory=dict)
     _stale: set[Key] = field(default_factory=set)
@@ -219,7 +219,7 @@ class Reconciler:
                 raise RuntimeError(f"a live read was requested again: {look.why}")
             fresh, alone = True, alone or look.alone
         await self.applier.act(snapshot, plan)
-        # A new object is in the cache already, so no event of a watch brings this key again; Jobs are not watched.
+        # A new object is in the cache already, so its watch event requests no pass of this job; Jobs are not watched.
         if any(isinstance(action, Create) and action.manifest.get("kind") != "Job" for action in plan.actions):
             self.queue.add(key)
         return plan.requeue_after

@@ -66,7 +66,7 @@ DEADLINE_SECONDS: Final = 1800
 
 
 class NodesOfGroup(NodeFigures):
-    """Links and prices of the nodes that have all of some labels, and how many of them an autoscaler may let exist."""
+    """Group of the nodes that have all of `match_labels`: their links and price, and how many an autoscaler may run."""
 
     match_labels: dict[LabelKey, LabelValue]
     name: ObjectName | None = None
@@ -111,7 +111,7 @@ class Queue(Spec):
     """Rules of the line in which jobs wait for room."""
 
     namespace_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Weights of namespaces: in one priority the namespace that holds the fewest slots per weight is next; else 1."""
+    """Weight by namespace, 1 if unset: in one priority, the namespace with the fewest held slots per weight is next."""
 
 
 Peers = Annotated[tuple[dict[str, Any], ...], Field(strict=False)]
@@ -164,7 +164,7 @@ class Settings(Spec):
     job_network_policy: JobNetworkPolicy | None = None
     """Peers of each job's pods; None: no NetworkPolicy is made for a job."""
     sandbox_dns: Peers = ()
-    """Peers that sandboxes with `network: Egress` may ask for addresses; an empty list is nobody."""
+    """Peers that sandboxes with `network: Egress` may use as DNS servers; an empty list admits none."""
     status_interval_seconds: Annotated[float, Field(gt=0)] = 15.0
     """Seconds between two readings of a running job's progress."""
     lease_name: str = "rlhf-operator"
@@ -182,7 +182,7 @@ class Settings(Spec):
 
     @model_validator(mode="after")
     def _groups_are_right(self) -> Self:
-        """Refuse growing groups of one name, and those whose nodes may come up in any zone of the topology."""
+        """Refuse growing groups with equal names, and growing groups whose labels name no zone of the topology."""
         growing = [each for each in self.node_groups if each.most]
         if len({each.name for each in growing}) < len(growing):
             raise ValueError("nodeGroups has two entries with max and the same name")
@@ -209,7 +209,7 @@ class Settings(Spec):
         )
 
     def template_of(self, runtime: Runtime, role: PodRole) -> dict[str, Any]:
-        """Pod template of a role: the installation's template with the job's template laid over it."""
+        """Return the pod template of a role: the installation's template with the job's template laid over it."""
         ours, own = (self.worker, runtime.worker) if role == "worker" else (self.controller, runtime.controller)
         template: dict[str, Any] = merged(ours.template, own.template or {})
         return template
@@ -219,7 +219,7 @@ class Settings(Spec):
         return PodSpec.model_validate(self.template_of(runtime, role).get("spec", {}), by_alias=True, by_name=False)
 
     def gpu_resource_of(self, runtime: Runtime) -> str:
-        """Name of the Kubernetes resource of a job's GPUs."""
+        """Return the name of the Kubernetes resource of a job's GPUs."""
         return runtime.gpu_resource_name or self.gpu_resource_name
 
     def gpu_of(self, product: str) -> Gpu | None:
@@ -239,7 +239,7 @@ class Settings(Spec):
     def seconds_to_add(self, groups: Iterable[str], otherwise: float) -> float:
         """Return the seconds that the slowest of these groups may take to add nodes; `otherwise` without groups.
 
-        A group that is not there any more has the default of `deadlineSeconds`.
+        A group that the settings do not name has the default of `deadlineSeconds`.
         """
         known = {each.name: each.deadline_seconds for each in self.node_groups}
         return max((float(known.get(each, DEADLINE_SECONDS)) for each in groups), default=otherwise)

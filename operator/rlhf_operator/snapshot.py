@@ -75,7 +75,7 @@ class ObservedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedRayJob:
-    """State of a RayJob with the job's label, or the name of the job's current or next attempt, whoever owns it."""
+    """State of a RayJob with the job's label, or the name of its current or next attempt, but perhaps another owner."""
 
     name: str
     uid: str
@@ -281,7 +281,7 @@ class Snapshot:
     line: tuple[ObservedJob, ...] = ()
     """Other jobs of all namespaces that wait for room, or may do so after their first pass."""
     pausing: tuple[ObservedJob, ...] = ()
-    """Other jobs of all namespaces that are soon to begin anew, and hold no room meanwhile."""
+    """Other jobs of all namespaces that wait for the time of their next attempt, and hold no room."""
     holders: tuple[ObservedJob, ...] = ()
     """Other jobs of all namespaces that hold room in the operator's line."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
@@ -352,7 +352,7 @@ def amounts(quantities: Mapping[str, Any]) -> Counter[str]:
 
 
 def requests_of(pod: Document) -> Counter[str]:
-    """Requests of a pod: the sum over its containers, or of one init container if that is larger."""
+    """Return a pod's requests: by resource, the larger of its containers' sum and any init container, plus overhead."""
 
     def requested(container: Document) -> Counter[str]:
         # As in Kubernetes, a container with a limit and no request requests its limit.

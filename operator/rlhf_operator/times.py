@@ -44,5 +44,5 @@ def parsed(text: str | None) -> datetime | None:
 
 
 def since(moment: datetime | None, now: datetime) -> float:
-    """Seconds from a moment to now; 0 without a moment, or if it lies ahead."""
+    """Return the seconds from a moment to now; 0 without a moment, or if it lies ahead."""
     return max((now - moment).total_seconds(), 0.0) if moment else 0.0

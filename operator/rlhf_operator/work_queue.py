@@ -18,8 +18,8 @@ REST_SECONDS: Final = 0.25
 class WorkQueue(Generic[K]):
     """Queue of keys that wait for a worker, now or from a set time on.
 
-    A key that is added while a worker has it, or while it rests, is queued again afterwards. A key has one set time at
-    most, the latest.
+    A key that is added while a worker has it, or while it rests, is queued again afterwards. A new set time of a key
+    replaces the earlier one.
     """
 
     def __init__(self) -> None:
@@ -29,10 +29,10 @@ class WorkQueue(Generic[K]):
         self._resting: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self.failures: Counter[K] = Counter()
-        """Number of times that each key has failed since it last succeeded, if it has."""
+        """Number of failures of each key since its last success; a key without failures is missing."""
 
     def __len__(self) -> int:
-        """Number of keys that wait for a worker now."""
+        """Return the number of keys that wait for a worker now."""
         return len(self._dirty)
 
     def knows(self, key: K) -> bool:

@@ -50,7 +50,7 @@ class Applier:
     events: EventRecorder
     may_write: Callable[[], bool]
     enqueue: Callable[[set[Key]], None]
-    """Function that gets the keys of other jobs that a write affects; the later watch event finds nothing new."""
+    """Function called with the keys of other jobs that a write affects, as its watch event will bring nothing new."""
 
     async def write_status(self, snapshot: Snapshot, plan: Plan) -> None:
         """Write a plan's status if it differs from the job's. After a StaleError or ApiError no action may be done."""

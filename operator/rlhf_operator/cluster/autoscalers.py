@@ -30,7 +30,7 @@ INSTANCE_TYPE, GPU_COUNT = "node.kubernetes.io/instance-type", "karpenter.k8s.aw
 
 
 async def read_live_groups(client: Client, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
-    """Read the cluster's autoscalers and return `with_live_groups` of them, with a sentence on each missing right."""
+    """Return the settings with the autoscalers' groups, and sentences on unusable groups and missing rights."""
     refused = list[str]()
 
     async def found(reading: Awaitable[T], what: str) -> T | None:
@@ -129,7 +129,7 @@ def _of_pool(pool: Document) -> LiveGroup:
 
 
 def _gpus_of(types: list[str], labels: Mapping[str, str]) -> tuple[str, int]:
-    """Return the GPU product and the number of GPUs of the nodes that a NodePool adds; empty and 0 if they differ."""
+    """Return the GPU product and number of GPUs of a NodePool's nodes; ("", 0) if nodes differ or are unknown."""
     known = {(found.product, found.gpus) if (found := INSTANCES.get(each)) else ("", 0) for each in types}
     if len(known) == 1 and all(each[0] for each in known):
         return known.pop()
@@ -138,9 +138,9 @@ def _gpus_of(types: list[str], labels: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _most(limits: Document, group: NodesOfGroup) -> int:
-    """Return how many nodes a group may have by its limits, those that exist included.
+    """Return how many nodes a group may have by its limits, existing nodes included.
 
-    Limits of CPUs and memory count if the settings say what a node has. Without a limit it is the group's own `max`.
+    Limits of CPUs and memory count if the settings say what a node has. Without a limit: its `max`, else UNLIMITED.
     """
     of_node = {"nodes": "1", "cpu": group.cpu, "memory": group.memory}
     found = []

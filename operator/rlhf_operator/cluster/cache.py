@@ -24,7 +24,7 @@ KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas", "prio
 REMEMBERED_DELETIONS: Final = 20_000
 MAX_LOST_PODS: Final = 16  # lost pods kept for each attempt: the first ones, whose loss ended the others
 PLACED_LATER: Final[tuple[Phase, ...]] = ("Pending", "Mapping")
-"""Phases of jobs whose next step depends on the nodes; of those in line only the first are woken."""
+"""Phases of jobs that any change of a node wakes; of the jobs in line, only the first are woken (`has_line_moved`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,11 @@ def tolerate(*codes: int) -> Iterator[None]:
 
 
 class NotLeadingError(Exception):
-    """This replica is not the leader any more, so it may not write."""
+    """This replica is not the leader, so it may not write."""
 
 
 class NoClusterError(Exception):
-    """Address or credentials of the API server are unknown."""
+    """The API server's address or credentials are unknown, or its cluster has no RLHFJobs."""
 
 
 async def _configuration(kubeconfig: Path | None) -> Configuration:

@@ -31,7 +31,7 @@ class Offer(NamedTuple):
 
 
 async def discover(client: Client, settings: Settings) -> Offer:
-    """Ask the API server what the cluster offers. Raises NoClusterError if it has no RLHFJobs, or ApiError."""
+    """Return the kinds and capabilities of the cluster. Raises NoClusterError if it has no RLHFJobs, or ApiError."""
     if not await _serves(client, resources.JOBS):
         what_to_do = "install the chart with crds.enabled=true, or apply crds/rlhfjobs.yaml"
         raise NoClusterError(f"the API server has no {resources.JOBS.plural}.{resources.JOBS.group}: {what_to_do}")

@@ -18,7 +18,7 @@ from rlhf_operator.times import timestamp
 
 logger = logging.getLogger(__name__)
 
-SERIES: Final = timedelta(minutes=10)  # after an event in which an equal event joins its series
+SERIES: Final = timedelta(minutes=10)  # an equal event within this time joins the series
 MIN_SERIES_INTERVAL: Final = timedelta(minutes=1)  # between two updates of a series, except the first update
 MAX_REMEMBERED: Final = 2_000
 MAX_NOTE_BYTES: Final = 1024  # the API server refuses longer notes
@@ -70,7 +70,7 @@ def _new(job: ObservedJob, event: Event, recorded: _Recorded) -> dict[str, Any]:
     about |= {"namespace": job.namespace, "name": job.name, "uid": job.uid, "resourceVersion": job.resource_version}
     encoded = event.message.encode(errors="replace")
     shortened = encoded[: MAX_NOTE_BYTES - 3].decode(errors="ignore") + "..."
-    # As the kubelet does: the uid of a node in its events is its name.
+    # As in the kubelet's events, the uid of a node is its name.
     node = {"apiVersion": NODES.api_version, "kind": NODES.kind, "name": event.node, "uid": event.node}
     return {
         "apiVersion": EVENTS.api_version,

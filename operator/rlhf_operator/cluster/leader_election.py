@@ -148,7 +148,7 @@ class Elector:
         holder = (lease.get("spec") or {}).get("holderIdentity")
         if holder != self.identity:
             raise LostLeaseError(f"the Lease {self.name} is now held by {holder or 'nobody'}")
-        # The write before was ours: only its answer was lost.
+        # The earlier write of this replica succeeded: only its answer was lost.
         await self._claim(lease)
 
     async def _claim(self, lease: Document) -> None:
@@ -160,7 +160,7 @@ class Elector:
     async def _release(self) -> None:
         if not self.may_write():
             return
-        # Once nothing is written any more, the next replica need not wait until the Lease runs out.
+        # From here on this replica writes nothing, so the next one need not wait until the Lease runs out.
         self._renewed = -math.inf
         try:
             async with asyncio.timeout(PERIOD_SECONDS):

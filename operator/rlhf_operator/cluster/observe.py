@@ -29,7 +29,7 @@ from rlhf_operator.snapshot import (
 )
 
 NEVER: Final = 2**63
-FAILING_SECONDS: Final = 60.0  # of failing passes, after which a job no longer holds up younger jobs in line
+FAILING_SECONDS: Final = 60.0  # of failing passes, after which a job does not hold up younger jobs in line
 
 
 @dataclass(eq=False)
@@ -108,8 +108,8 @@ class Observer:
         listing = Listing(items=() if found is None else (found,), version=NEVER)
         changed = self.cache.put_list("jobs", listing, [key])
         entry = self.cache.jobs.get(key)
-        # The status names an attempt before its RayJob is made. For each list by label the server looks at all objects
-        # of the kind, which would be a million looks for a thousand new jobs.
+        # The status names an attempt before its RayJob is made, so a new job needs no lists. For each list by label the
+        # server scans all objects of the kind: for a thousand new jobs it would read a million.
         has_attempt = entry is not None and entry.value.status.attempt is not None
         if found and (has_attempt or self.cache.rayjobs.find(*key) or self.cache.pods.find(*key)):
             selector = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}={name}"
@@ -139,7 +139,7 @@ class Observer:
             await self.heartbeats.read(*head)
 
     async def _complaint(self, snapshot: Snapshot) -> str:
-        """Return the newest event about a pod that does not start, or warning about objects that lack pods."""
+        """Return the newest event's text, about a pod that does not start or objects that lack pods; empty if none."""
         if waiting := observed_attempt.waiting_container(snapshot):
             about = {f"regarding.kind=Pod,regarding.name={waiting[0].name}": waiting[0].name}
         else:
@@ -200,7 +200,7 @@ class Observer:
         return {"": default, **{name: value for name, (value, _) in classes.items()}}
 
     def next_in_line(self) -> list[Key]:
-        """Return the jobs that may begin now, if room was freed or the line has moved since the last call.
+        """Return the keys of jobs that may begin now; [] unless room was freed or the line moved since the last call.
 
         Jobs that began before their turn, or hold extra nodes, are returned, too: a waiting job may need their room.
         """

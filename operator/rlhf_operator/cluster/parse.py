@@ -168,7 +168,7 @@ def pod(document: Document) -> snapshot.ObservedPod:
     planned = raw.number(document, "spec", "terminationGracePeriodSeconds")
     seconds = requested if requested is not None else planned if planned is not None else 30
     grace, phase = min(max(seconds, 0), MAX_SECONDS), raw.text(document, "status", "phase")
-    # The control plane writes Ready=False for a silent node: a kubelet gives a reason.
+    # For a silent node the control plane writes Ready=False without a reason; a kubelet gives a reason.
     is_silent = phase == "Running" and ready.get("status") == "False" and not raw.text(ready, "reason")
     return snapshot.ObservedPod(
         name=raw.text(document, "metadata", "name"),
@@ -188,7 +188,7 @@ def pod(document: Document) -> snapshot.ObservedPod:
         created=raw.time(document, "metadata", "creationTimestamp") or raw.LONG_AGO,
         not_ready_since=raw.time(ready, "lastTransitionTime") if ready.get("status") != "True" else None,
         silent_since=raw.time(ready, "lastTransitionTime") if is_silent else None,
-        # Kubernetes writes when the grace period will be over.
+        # Kubernetes writes the end of the grace period as deletionTimestamp.
         deleting_since=deletion - timedelta(seconds=grace) if deletion else None,
         grace_seconds=grace,
         requests={} if phase in ("Succeeded", "Failed") else dict(requests_of(_requesting_fields(document))),
@@ -285,7 +285,7 @@ def claim(document: Document) -> snapshot.ObservedClaim:
 
 
 def quota(document: Document) -> snapshot.ObservedQuota:
-    """Parse the state of the quota from a Workload of Kueue; a pending admission check is its message."""
+    """Return the state of the quota by Kueue's Workload; its message names any pending admission check."""
     evicted, reserved = raw.find_condition(document, "Evicted"), raw.find_condition(document, "QuotaReserved")
     is_evicted = evicted.get("status") == "True"
     message = raw.text(evicted if is_evicted else reserved, "message")

@@ -38,10 +38,10 @@ def claimable_gpus(cache: Cache) -> Held:
 
 
 def held_by_others(cache: Cache, job: ObservedJob, settings: Settings) -> tuple[Held, Held]:
-    """Return (amounts by node taken by others than this job, of these the amounts that other RLHFJobs will free).
+    """Return (amounts by node that other pods and jobs hold, the amounts of these that other RLHFJobs will free).
 
     Room reserved for missing pods counts on its node, or on a node with room if foreign pods have taken it. Room on a
-    node that its group has added by now counts on a node of this group first.
+    coming node that its group has added in the meantime counts on a node of this group first.
     """
     taken = _without(cache.pods.requested, pods_of(cache, job))
     by_jobs = _without(_without(cache.pods.requested_by_jobs, pods_of(cache, job)), _kept(cache))
@@ -56,7 +56,7 @@ def held_by_others(cache: Cache, job: ObservedJob, settings: Settings) -> tuple[
 
 
 def _room_near(node: str, usable: Sequence[ObservedNode], settings: Settings) -> Held:
-    """Return the allocatable amounts of usable nodes; those in the group of a coming node come first."""
+    """Return the allocatable amounts of usable nodes by name; if `node` is yet to come, its group's nodes are first."""
     group = settings.group(names.group_of(node))
     labels = group.match_labels if group else {}
     ordered = sorted(usable, key=lambda each: not labels.items() <= each.labels.items())
@@ -86,7 +86,7 @@ def _missing(cache: Cache, job: ObservedJob) -> Held:
 
 
 def inputs(cache: Cache, job: ObservedJob) -> Iterator[ObservedJob]:
-    """Yield the jobs whose output this job reads (job://), and the input jobs of those, each once."""
+    """Yield the jobs whose output this job reads (job://), and in turn their input jobs, each once."""
     known: set[str] = set()
     waiting = sorted(inputs_of(job.spec))
     while waiting:
@@ -106,7 +106,7 @@ def measured_attempts(cache: Cache, job: ObservedJob) -> Iterator[Attempt]:
 
 
 def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
-    """Return amounts by node without those of pods; a pod on a new node takes room that was held on a coming node."""
+    """Return amounts by node less the pods' requests; a pod on a new node takes up room held on a coming node."""
     rest = dict(held)
     for pod in pods:
         requests = Counter(pod.requests)

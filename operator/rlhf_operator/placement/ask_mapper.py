@@ -43,9 +43,9 @@ class Past:
     """Measurements of the job's attempts, and of other jobs with the same models."""
 
     measured: tuple[Measured, ...] = ()
-    """Measurements of attempts with models of the same shapes and the same prediction software, the newest last."""
+    """Measurements of attempts with the same model shapes and software (`models_digest`), the newest last."""
     responses: tuple[float, ...] = ()
-    """Lengths by the mean response of the job's own newest measured attempt, in tokens; empty without one."""
+    """Response lengths in tokens, by the mean length in the job's newest measured attempt; empty without one."""
 
     @classmethod
     def of(cls, job: Job, shapes: Mapping[Role, Architecture], device: Device, snapshot: Snapshot) -> Self:

@@ -69,12 +69,12 @@ class Capacity:
         return sum(group.count for group in self.machines)
 
     def usable_as(self, group: MachineGroup) -> int:
-        """Number of machines that equal a machine of this group, except that they may have more slots."""
+        """Return the number of machines that equal a machine of this group, except that they may have more slots."""
         large = [each for each in self.machines if each.slots >= group.slots]
         return sum(each.count for each in large if replace(each, count=group.count, slots=group.slots) == group)
 
     def __str__(self) -> str:
-        """Text of the nodes that the job may have, for messages: `2 nodes with 8 NVIDIA-H200`."""
+        """Return the nodes that the job may have, for messages: `2 nodes with 8 NVIDIA-H200`."""
         if not self.machines:
             return f"no node that is ready, schedulable and matches spec.runtime{self.note}"
         counts = Counter[tuple[int, str]]()
@@ -141,7 +141,7 @@ def has_gpus(job: Job, snapshot: Snapshot, settings: Settings) -> bool:
 
 
 def unusable_gpus(job: Job, snapshot: Snapshot, settings: Settings) -> str:
-    """Return which nodes have GPUs that a job cannot use, by the reason; empty if there is no such node."""
+    """Return a text that counts the nodes with GPUs that a job cannot use, by reason; empty if there are none."""
     pod, resource = settings.pod_of(job.spec.runtime, names.WORKER), settings.gpu_resource_of(job.spec.runtime)
     reasons = Counter[str]()
     for node in snapshot.nodes or ():
@@ -173,7 +173,7 @@ def nodes_too_small(job: Job, snapshot: Snapshot, settings: Settings) -> Capacit
 
 
 def worker_memory(job: Job, slots: int, settings: Settings) -> Fraction:
-    """Bytes of host memory that a worker pod with this number of slots requests."""
+    """Return the bytes of host memory that a worker pod with this number of slots requests."""
     return amount(job.spec.runtime.worker.memory or times(settings.worker.memory, slots))
 
 
@@ -236,7 +236,7 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
 
 
 def price_per_hour(mapping: DeviceMapping, machines: Sequence[MachineGroup], settings: Settings) -> float | None:
-    """Price of a mapping's GPUs for an hour; None for CPU slots, and if a GPU type has no price or several."""
+    """Return the price of a mapping's GPUs for an hour; None on CPU slots, or if a GPU type has no price or several."""
     found: dict[str, set[float | None]] = {}
     for group in machines:
         if gpu := settings.gpu_of(group.product):

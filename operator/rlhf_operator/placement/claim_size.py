@@ -35,7 +35,7 @@ def too_small(job: Job, claim: ObservedClaim, snapshot: Snapshot) -> str:
 
 
 def _checkpoints(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Bytes of all checkpoints that are on the claim at the same time; 0 if they are in a bucket."""
+    """Return the bytes of all checkpoints that are on the claim at the same time; 0 if they are in a bucket."""
     in_bucket = (job.spec.checkpoint.storage or "").startswith(("s3://", "gs://"))
     return 0 if in_bucket else bytes_at_once(job, shapes)
 

@@ -202,7 +202,7 @@ def _mapped_sizes(job: Job, role: PlacedRole, mapping: DeviceMapping, prediction
 
 
 def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
-    """Digest of the mapper's inputs besides the nodes: parts of the spec and the origins of the models.
+    """Return a digest of the mapper's inputs besides the nodes: parts of the spec and the origins of the models.
 
     The shape of a model with a URI and a revision is read once, so it cannot change.
     """

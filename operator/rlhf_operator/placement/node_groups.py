@@ -19,7 +19,7 @@ def with_coming_nodes(nodes: Iterable[ObservedNode], settings: Settings) -> tupl
 def _coming(
     group: NodesOfGroup, existing: tuple[ObservedNode, ...], settings: Settings
 ) -> Iterator[tuple[bool, ObservedNode]]:
-    """Yield (whether a pod must wait for it, node) for the nodes that a group may still add.
+    """Yield (whether the node is added for waiting pods only, node) for the nodes that a group may still add.
 
     Numbers begin after the nodes that exist, so the lowest one disappears when a node comes.
     """

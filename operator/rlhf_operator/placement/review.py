@@ -37,7 +37,7 @@ def measure_pace(
 def predicted(
     job: Job, current: MappedPlacement, snapshot: Snapshot, settings: Settings, past: Past | None = None
 ) -> DeviceMapping | None:
-    """Return a mapping with its prediction, or None. past: corrects the prediction; None: all known measurements."""
+    """Return a mapping with its prediction; None without one. past: measurements that correct it; None: all known."""
     try:
         shapes, capacity = shapes_of(job, snapshot), capacity_for(job, snapshot, settings)
         if shapes.why_unknown:

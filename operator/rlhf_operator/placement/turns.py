@@ -1,6 +1,6 @@
-"""Order of the line: by priority, then by what a job's namespace holds, then by age.
+"""Order of the line: by priority, then by the weighted slots that a job's namespace holds, then by age.
 
-The statuses of all jobs decide it. A job that holds room is in no line, so a share changes nothing for it.
+The order follows from the statuses of all jobs. Jobs that hold room are not in line.
 """
 
 import json

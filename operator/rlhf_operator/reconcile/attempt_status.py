@@ -190,7 +190,7 @@ def set_cluster_ready(ctx: ReconcileContext) -> None:
 
 
 def _keep_from_evictions(ctx: ReconcileContext, pods: Sequence[ObservedPod]) -> None:
-    """Have a PodDisruptionBudget made for the pods of the attempt."""
+    """Add the action that creates the PodDisruptionBudget of the attempt."""
     if rayjob := ctx.snapshot.current_rayjob():
         ctx.require_live("the pods of the attempt are kept from evictions")
         pool = ctx.status.mapping.elastic_pool if ctx.status.mapping else None

@@ -10,10 +10,10 @@ from rlhf_operator.resources import storage
 from rlhf_operator.snapshot import ObservedPod
 
 GIVE_UP_SECONDS: Final = 120.0
-"""Seconds for which a node may be not ready before pods that are to end there are deleted by force.
+"""Seconds for which a node may be not ready before its terminating pods are deleted by force.
 
-Such a pod may still run. It cannot harm the next attempt: that has a Ray cluster of its own, and owns the run folder
-(`rlhf_trainer.run_folder.lock`), so that an older attempt writes no more.
+A pod deleted by force may still run, but cannot harm the next attempt. The next attempt has its own Ray cluster, and
+owns the run folder, so that an older attempt writes nothing there (`rlhf_trainer.run_folder.lock`).
 """
 FORCE_SECONDS: Final = 300.0
 """Seconds beyond its grace period after which a pod counts as dead where nothing tells whether its node is ready."""
@@ -71,7 +71,7 @@ def keep_claim(ctx: ReconcileContext) -> None:
 
 
 def _until_forced(ctx: ReconcileContext, pod: ObservedPod) -> float | None:
-    """Seconds until a pod is deleted by force; None if it is not being deleted, or its kubelet can end it."""
+    """Return the seconds until a pod is deleted by force; None if it is not terminating, or its kubelet can end it."""
     if pod.deleting_since is None or not pod.node:
         return None
     node = observed_attempt.node_of(pod, ctx.snapshot)

@@ -53,7 +53,7 @@ class NeedsLiveReadError(Exception):
 
 @dataclass(kw_only=True)
 class ReconcileContext:
-    """State of a pass over a job; `status` is built up, while `snapshot.job.status` is that of the API server."""
+    """State of a pass over a job: `status` is the new status so far, `snapshot.job.status` the old one."""
 
     snapshot: Snapshot
     now: datetime
@@ -96,7 +96,7 @@ class ReconcileContext:
         return Plan(status=self.status, actions=tuple(self.actions), events=tuple(self.events), requeue_after=again)
 
     def _set_readiness(self, phase: Phase) -> None:
-        """Set the conditions of kstatus. As for a Kubernetes Job, Current is one that trains or is suspended, too."""
+        """Set the conditions of kstatus. As with a Kubernetes Job, a job that trains or is suspended is Current."""
         state: Kstatus = "Failed" if phase == "Failed" else "Current" if phase in CURRENT else "InProgress"
         message = next((each.message for each in conditions.explaining(self.status, phase) if each.message), "")
         for kind, true_in in READINESS.items():
@@ -155,7 +155,7 @@ class ReconcileContext:
 
     @property
     def coming_nodes(self) -> tuple[str, ...]:
-        """Names of the nodes, yet to come, on which pods that the job needs have room, until these pods have nodes."""
+        """Names of the coming nodes with room reserved for the job's pods, but for an elastic pool's extra pods."""
         return tuple(each.node for each in self.status.reserved if names.group_of(each.node) and not each.extra)
 
     @property
@@ -222,7 +222,7 @@ class ReconcileContext:
             raise NeedsLiveReadError(why, alone=alone)
 
     def age(self, moment: datetime | None) -> float:
-        """Seconds since a moment; 0 without a moment, or if it lies ahead."""
+        """Return the seconds since a moment; 0 without a moment, or if it lies ahead."""
         return since(moment, self.now)
 
     def condition_since(self, kind: ConditionType, status: Truth = "True") -> datetime | None:
@@ -232,7 +232,7 @@ class ReconcileContext:
 
 
 def parse_job(job: ObservedJob) -> Job:
-    """Return a job of the cluster, parsed, with the defaults of unset fields. SpecError if its spec breaks a rule."""
+    """Return a job of the cluster, parsed, with the defaults of unset fields. Raises SpecError for an invalid spec."""
     return _parsed_job(job.name, job.namespace, json.dumps(job.spec), job.status.step)
 
 

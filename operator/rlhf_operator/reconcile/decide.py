@@ -16,7 +16,7 @@ from rlhf_operator.snapshot import Snapshot
 def decide(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
     """Return the status to write and the actions to take; a second pass over the result does nothing."""
     if snapshot.job.deleting:
-        return Plan(status=snapshot.job.status)  # the owner references do the rest
+        return Plan(status=snapshot.job.status)  # Kubernetes deletes the objects that the job owns
     ctx = ReconcileContext.of(snapshot, now, settings)
     try:
         if ctx.has_ended:

@@ -95,7 +95,7 @@ def _metric(ctx: ReconcileContext, name: str) -> float:
 
 
 def _follow(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None:
-    """Return a new size by the latest step's idle times; if the desired size is overdue, one that fits the pods."""
+    """Return a new size by the latest step's idle times, or a smaller one if the desired size is overdue; else None."""
     pool, running = found.pool, sum(each.ready for each in found.pods)
     first = ctx.record.first_step or 0 if ctx.record else 0
     is_steady = found.step < max(pool.steady_until_step or 0, first + SETTLE_STEPS)

@@ -113,7 +113,7 @@ def _is_first_without_start(ctx: ReconcileContext, failure: Failure) -> bool:
 
 
 def _rate(ctx: ReconcileContext) -> str:
-    """Return how many attempts failed within an hour uncounted, for the end of a message; empty for less than two."""
+    """Return a clause on the uncounted failures of the last hour, for the end of a message; empty for less than two."""
     ends = [parsed(each.end_time) for each in ctx.status.attempts if each.outcome == "Failed" and not each.counted]
     number = sum(ctx.age(each) < RATE_SECONDS for each in ends)
     return f"; {number} of the last {len(ctx.status.attempts)} attempts failed within an hour, uncounted" * (number > 1)
@@ -223,7 +223,7 @@ def _begin_anew(ctx: ReconcileContext, outcome: AttemptEnd, message: str, job: O
 
 
 def active_seconds(ctx: ReconcileContext) -> float:
-    """Seconds for which the current attempt has had its slots; time in a queue does not count."""
+    """Return the seconds for which the current attempt has had its slots; time in a queue does not count."""
     if ctx.record is None or not ctx.holds("QuotaReserved"):
         return 0.0
     began, reserved = parsed(ctx.record.start_time), ctx.condition_since("QuotaReserved")
@@ -252,9 +252,9 @@ def _end_attempt(ctx: ReconcileContext, outcome: AttemptEnd) -> None:
 
 
 def _pause(ctx: ReconcileContext) -> None:
-    """Set the time of the next attempt; the pause doubles after each failure, and differs between jobs."""
+    """Set the time of the next attempt; the pause doubles with each failure or repeated withdrawal, with jitter."""
     ends = [each.outcome for each in ctx.status.attempts]
-    run = takewhile(lambda end: end == "Withdrawn", reversed(ends))  # a withdrawal is not the job's fault
+    run = takewhile(lambda end: end == "Withdrawn", reversed(ends))  # if any, they count instead of failures
     failures = len(list(run)) or ends.count("Failed")
     pause = ctx.policy.restart_backoff_seconds * 2.0 ** max(failures - 1, 0)
     seed = f"{ctx.snapshot.job.uid}/{ctx.status.attempt}"

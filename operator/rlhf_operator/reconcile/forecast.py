@@ -55,7 +55,7 @@ class Forecast:
 
 
 def expected_start(ctx: ReconcileContext, ahead: Sequence[ObservedJob], pods: Sequence[Group]) -> float:
-    """Seconds until an attempt may begin after the jobs ahead, which begin in this order; infinite: not known."""
+    """Return the seconds until an attempt may begin, after the jobs ahead in this order; infinite: not known."""
     forecast = Forecast.of(ctx, ctx.snapshot)
     for each in ahead:
         if not (others := pods_of(ctx, each)):
@@ -75,7 +75,7 @@ def start_in_words(seconds: float, now: datetime) -> str:
 
 
 def remaining_seconds(job: ObservedJob, now: datetime) -> float:
-    """Predicted seconds of a job until its end, from now if it waits; infinite if unknown or outlasted."""
+    """Return the predicted seconds until a job ends, as if it began now if it waits; inf if unknown or outlasted."""
     status, progress = job.status, job.status.progress
     total, each = _total_steps(job), _step_seconds(status)
     if total is None or not each:
@@ -90,7 +90,7 @@ def remaining_seconds(job: ObservedJob, now: datetime) -> float:
 
 
 def _total_steps(job: ObservedJob) -> int | None:
-    """Number of steps of a job, as its trainer or its spec says; None if neither does."""
+    """Return the number of steps of a job, as its trainer or its spec says; None if neither does."""
     training = job.spec.get("training")
     told = training.get("totalSteps") if isinstance(training, dict) else None
     total = job.status.progress.total_steps if job.status.progress else told
@@ -98,7 +98,7 @@ def _total_steps(job: ObservedJob) -> int | None:
 
 
 def _step_seconds(status: Status) -> float | None:
-    """Seconds of a step as measured, else as predicted; None if neither is known."""
+    """Return the seconds of a step as measured, else as predicted; None if neither is known."""
     progress, mapping = status.progress, status.mapping
     measured = (progress.pace.step_seconds if progress.pace else progress.step_seconds) if progress else None
     return measured or (mapping.measured_step_seconds or mapping.predicted_step_seconds if mapping else None)

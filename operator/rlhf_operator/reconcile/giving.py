@@ -155,7 +155,7 @@ def givers_in_words(ctx: ReconcileContext) -> str:
 def find_givers(
     ctx: ReconcileContext, to: ObservedJob, pods: Sequence[Group], holders: Sequence[ObservedJob]
 ) -> list[ObservedJob]:
-    """Return the jobs that give room for pods, with the room that they keep; [] if none is needed, or too little comes.
+    """Return the jobs that give room for pods, with the room that they keep; [] if none must, or all give too little.
 
     As few jobs give as suffice, in the order of `_possible_givers`, after elastic pools have given their extra nodes.
     """
@@ -163,7 +163,7 @@ def find_givers(
     givers = _possible_givers(ctx, to, pods, trial.holders) if pods else []
     trials = (givers[:count] for count in range(len(givers) + 1))
     needed = next((some for some in trials if trial.kept(some) is not None), [])
-    for each in needed[:-1]:  # the later ones may suffice without it
+    for each in needed[:-1]:  # the givers after it may suffice
         fewer = [other for other in needed if other is not each]
         needed = needed if trial.kept(fewer) is None else fewer
     return trial.kept(needed) or []
@@ -272,10 +272,10 @@ def _holding(job: ObservedJob, mapping: MappedPlacement | None, reserved: Sequen
 def _can_save(ctx: ReconcileContext) -> bool:
     """Whether an attempt that ends now loses little: its pods can save a checkpoint in time, or have just saved one.
 
-    Longer steps end with the next checkpoint that the trainer makes anyway.
+    If steps are too long to save in time, an attempt ends only after a regular checkpoint of the trainer.
     """
     progress, saved = ctx.status.progress, ctx.status.checkpoint
     if progress is None or ctx.record is None or ctx.record.first_step is None:
         return True
-    is_saved = saved is not None and saved.step >= progress.step - 1  # it counts only a step later
+    is_saved = saved is not None and saved.step >= progress.step - 1  # a checkpoint counts once the next step has ended
     return is_saved or (progress.step_seconds or 0.0) <= ctx.settings.grace_period_seconds / 2

@@ -98,7 +98,7 @@ def _reserve_on(
 
 
 def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | None:
-    """Return the snapshot with all nodes full that jobs ahead in line may use; None if this job can use no others."""
+    """Return the snapshot in which the nodes that jobs ahead may use are full; None if this job can use no others."""
     if not ahead:
         return ctx.snapshot
     if any(not each.status.conditions for each in ahead):

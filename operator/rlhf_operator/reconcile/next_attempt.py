@@ -96,7 +96,7 @@ def _set_quota(ctx: ReconcileContext, number: int, queue: str | None, *, was_wit
         groups = " and ".join(sorted({names.group_of(each) for each in coming}))
         message = f"Attempt {number} waits for {counted(len(coming), 'node')} that node group {groups} is to add."
         ctx.set_condition("QuotaReserved", "False", conditions.WAITING_FOR_NODES, message)
-    elif was_withdrawn:  # so the queue's deadline goes on
+    elif was_withdrawn:  # stays False: the deadline in the queue goes on
         ctx.set_condition("QuotaReserved", "False", "Withdrawn", f"Attempt {number} waits for nodes for all its pods.")
     else:
         ctx.set_condition("QuotaReserved", "True", *attempt_status.NOT_QUEUED)

@@ -29,7 +29,7 @@ class Group:
     pod: PodSpec
     requests: Counter[str]
     is_elastic: bool = False
-    """Whether the pods may leave: then they go to spot nodes rather than to others that are yet to come."""
+    """Whether the pods may leave during the attempt: of the nodes yet to come, they prefer spot nodes."""
 
     def __str__(self) -> str:
         """Text for messages: `2 pods of pool main (16 CPUs, 128Gi, 2 nvidia.com/gpu each)`."""
@@ -51,9 +51,9 @@ class Room:
 def place(groups: Iterable[Group], snapshot: Snapshot) -> Room:
     """Place the pods of an attempt on the nodes for trial, the largest pods first.
 
-    Those are the pods with most devices, and among equals with the largest share of the CPU or memory that a node has
-    free. Each goes to the node with the fewest free devices, and among equals to the one with the most free CPU. Nodes
-    that do not exist yet come last, in the order of `turn`, those on spot first for elastic pools only.
+    Largest means most devices, and among equals the largest share of the CPU or memory that the emptiest node has free.
+    Each pod goes to the node with the fewest free devices, and among equals to the one with the most free CPU. Nodes to
+    come are last, in the order of `turn`; spot nodes among them are first for elastic pools, and last for other pods.
     """
     usable = {node.name: node for node in snapshot.nodes or () if node.ready and node.schedulable}
     free = {name: Counter(node.room) - Counter(snapshot.taken.get(name, {})) for name, node in usable.items()}
@@ -108,7 +108,7 @@ def with_head(groups: Sequence[Group], snapshot: Snapshot) -> Snapshot:
 
 
 def held_by(pods: Iterable[ObservedPod], *, is_extra: bool = False) -> tuple[Reserved, ...]:
-    """Return the requests of pods by node, as reserved room. is_extra: of an elastic pool beyond its fewest nodes."""
+    """Return the requests of pods by node, as reserved room. is_extra: the pods are extra pods of an elastic pool."""
     held: dict[str, Counter[str]] = {}
     for pod in pods:
         held[pod.node] = held.get(pod.node, Counter()) + Counter(pod.requests)

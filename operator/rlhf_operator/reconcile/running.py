@@ -159,7 +159,7 @@ def _waiting_pods(ctx: ReconcileContext) -> list[ObservedPod]:
 
 
 def _lacks_quota(ctx: ReconcileContext) -> str:
-    """Return why an attempt has had no quota for all of its pods for too long; else empty."""
+    """Return a clause if a full quota has kept pods of the attempt from being made for too long; else empty."""
     rayjob = ctx.snapshot.current_rayjob()
     if rayjob is None or evidence.QUOTA not in rayjob.refused or ctx.condition_since("ClusterReady"):
         return ""
@@ -231,7 +231,7 @@ def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
 def _step_deadline(ctx: ReconcileContext) -> int:
     """Return the seconds in which the next step must end.
 
-    If the user has set none, they follow from the seconds of a step, plus a call's deadline for a checkpoint. The first
+    If the user sets no deadline, it follows from a step's seconds, plus a call's deadline for a checkpoint. The first
     two steps, the time after the last one, and jobs with turns or evaluations keep the longest deadline.
     """
     policy, job, progress = ctx.policy, ctx.job, ctx.status.progress
@@ -257,12 +257,12 @@ def _began(ctx: ReconcileContext) -> datetime:
 
 
 def _silence(ctx: ReconcileContext) -> float:
-    """Seconds since the last step; before the first step, since the trainer's first report."""
+    """Return the seconds since the last step; before the first step, since the trainer's first report."""
     if ctx.status.progress and (stepped := parsed(ctx.status.progress.last_step_time)):
         return ctx.age(_latest(ctx, stepped))
     training = ctx.condition("Training")
     first_word = _latest(ctx, parsed(training.last_transition_time) if training else None)
-    # The transition is newer if Training was Unknown meanwhile, but the first report had a deadline of its own.
+    # If Training was Unknown meanwhile, the transition is newer than the report, which came by the startup deadline.
     return max(ctx.age(first_word), ctx.age(_began(ctx)) - ctx.policy.startup_deadline_seconds)
 
 

@@ -1,6 +1,6 @@
 """Sandboxes of the running attempt: makes and deletes their pods, and sets a condition about them.
 
-Ended pods are deleted, except those that failed at their start since a pod last served: they say why none runs.
+Ended pods are deleted, except the newest ones if they failed at their start: they show why no sandbox runs.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rlhf_operator.snapshot import ObservedPod
 
 ENDED: Final = ("Succeeded", "Failed")
 START_SECONDS: Final = 10.0
-"""Seconds of a pod's start. If the last `warm` pods failed in that time, new pods wait as long: 6 x `warm` a minute."""
+"""Seconds after a pod's creation that are its start, and the pause once the last `warm` pods failed at their start."""
 
 
 def keep(ctx: ReconcileContext) -> None:
@@ -50,7 +50,7 @@ def delete(ctx: ReconcileContext, pods: Sequence[ObservedPod]) -> None:
 
 
 def _set_ready(ctx: ReconcileContext, own: Sequence[ObservedPod], failed: Sequence[ObservedPod], name: str) -> None:
-    """Set the condition. failed: the last `warm` pods if all failed at their start, the newest first; else none."""
+    """Set SandboxesReady. failed: the last `warm` pods, newest first, if all failed at their start; else empty."""
     if problem := _problem(ctx, own, name):
         ctx.set_condition("SandboxesReady", "False", "SandboxesWait", problem)
         ctx.requeue_after(attempt_status.LOOK_AGAIN_SECONDS)
@@ -69,13 +69,13 @@ def _number(pod: ObservedPod) -> int:
 
 
 def _failed_at_start(pod: ObservedPod) -> bool:
-    """Whether a pod has failed and was ready, if at all, for a short time; the code of a model may be to blame, too."""
+    """Whether a pod failed and was never ready later than START_SECONDS; the model's code may be to blame, too."""
     lasted = (pod.not_ready_since - pod.created).total_seconds() if pod.not_ready_since else 0.0
     return pod.phase == "Failed" and lasted < START_SECONDS
 
 
 def _end(pod: ObservedPod) -> str:
-    """Return how a pod failed, a sentence."""
+    """Return a sentence that says how a pod failed."""
     found = [pod.reason, pod.message]
     for each in pod.containers:
         if each.exit_code is not None:
@@ -84,7 +84,7 @@ def _end(pod: ObservedPod) -> str:
 
 
 def _problem(ctx: ReconcileContext, own: Sequence[ObservedPod], name: str) -> str:
-    """Return why sandboxes do not start, a sentence; empty if they do. Used ones may hold their room for a moment."""
+    """Return a sentence on why sandboxes do not start; empty if they do. Ended ones may hold room for a moment."""
     refused = ctx.snapshot.refused
     if refused and f" {name}" in refused.message:
         return refused.message

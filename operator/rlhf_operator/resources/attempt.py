@@ -117,7 +117,7 @@ def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Ma
 def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy, *, has_sandboxes: bool) -> Manifest:
     """Return the NetworkPolicy of a job: its pods may reach each other, admitted peers some ports; egress is open.
 
-    Sandboxes are no such pods, and have a policy of their own.
+    The policy does not select sandboxes, which have their own.
     """
     own: dict[str, Any] = {"matchLabels": {names.JOB_UID: job.uid}}
     if has_sandboxes:

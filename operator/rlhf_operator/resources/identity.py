@@ -25,7 +25,7 @@ def fixed_part(name: str) -> dict[str, Any]:
 def metadata(
     job: ObservedJob, name: str, *, attempt: int | None = None, rayjob: ObservedRayJob | None = None
 ) -> dict[str, Any]:
-    """Metadata of an object that the job owns, or its RayJob if it is given. attempt: set for objects of an attempt."""
+    """Return metadata of an object owned by `rayjob` if given, else by the job. attempt: for objects of an attempt."""
     ray = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": rayjob.name, "uid": rayjob.uid} if rayjob else None
     return {
         "name": name,
@@ -45,14 +45,14 @@ def owner(job: ObservedJob) -> dict[str, Any]:
 
 
 def labels(job: ObservedJob, attempt: int | None = None) -> dict[str, str]:
-    """Labels of every object that is made for a job: the user's own, such as a cost centre, and the operator's."""
+    """Return the labels of every object made for a job: the user's own, such as a cost centre, and the operator's."""
     common = {label: value for label, value in job.labels.items() if not NOT_COPIED.fullmatch(label)}
     common |= {names.MANAGED_BY: names.OPERATOR, names.JOB_NAME: job.name, names.JOB_UID: job.uid}
     return common if attempt is None else {**common, names.ATTEMPT: str(attempt)}
 
 
 def queue(job: ObservedJob) -> dict[str, str]:
-    """Kueue's queue and priority labels of a job, which objects that need quota for the job must also have."""
+    """Return Kueue's queue and priority labels of a job, which objects that need quota for the job must also have."""
     return {label: value for label, value in job.labels.items() if label in (names.QUEUE, names.QUEUE_PRIORITY)}
 
 

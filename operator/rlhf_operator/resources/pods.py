@@ -29,7 +29,7 @@ IF_OTHERS_SAVE: Final = (
     f"for _ in $(seq 10); do [ ! -e {names.OUTPUT_FOLDER}/save-now ] || break; sleep 1; done; "
     f"[ ! -e {names.OUTPUT_FOLDER}/save-now ] || "
 )
-"""Prefix of a command before the end of an elastic pool's pod: a pod that leaves alone saves nothing."""
+"""Shell prefix of the save command in an elastic pool's pod: it saves only if another pod requests that within 10 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class AttemptPods:
         }
 
     def volumes(self, shared_memory: str) -> list[dict[str, Any]]:
-        """Volumes of a pod with one Ray container."""
+        """Return the volumes of a pod with one Ray container."""
         return [
             {"name": "scratch", "emptyDir": {}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
@@ -125,7 +125,7 @@ class AttemptPods:
 
 
 def image_of(job: Job, settings: Settings) -> dict[str, str]:
-    """Image and pull policy of every container of a job."""
+    """Return image and pull policy of every container of a job."""
     return {"image": job.spec.runtime.image or settings.trainer_image, "imagePullPolicy": settings.image_pull_policy}
 
 
@@ -153,17 +153,17 @@ def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[d
 
 
 def shared_memory(requested: str, memory: str, *, share: Fraction) -> str:
-    """Size of /dev/shm: as requested, but at most a share of the pod's memory, against which it counts."""
+    """Return the size of /dev/shm: as requested, but at most a share of the pod's memory, against which it counts."""
     return mebibytes(min(amount(requested), amount(memory) * share))
 
 
 def object_store(shared: str) -> str:
-    """Bytes of Ray's object store: half of /dev/shm, which collectives and data loaders use too."""
+    """Return the bytes of Ray's object store: half of /dev/shm, which collectives and data loaders use too."""
     return str(max(int(amount(shared) / 2), 80 * 1024**2))  # Ray refuses less than 75 MiB
 
 
 def installed_volumes(settings: Settings) -> list[dict[str, Any]]:
-    """Volumes of a pod for the certificate authorities and the model cache."""
+    """Return the volumes of a pod for the certificate authorities and the model cache."""
     found: list[dict[str, Any]] = []
     if bundle := settings.ca_bundle:
         items = [{"key": bundle.key, "path": CA_FILE}]
@@ -174,6 +174,6 @@ def installed_volumes(settings: Settings) -> list[dict[str, Any]]:
 
 
 def installed_mounts(settings: Settings) -> list[dict[str, Any]]:
-    """Mounts of a container for the certificate authorities and the model cache."""
+    """Return the mounts of a container for the certificate authorities and the model cache."""
     ca = [{"name": CA_VOLUME, "mountPath": CA_FOLDER, "readOnly": True}] if settings.ca_bundle else []
     return [*ca, *([{"name": MODELS_VOLUME, "mountPath": MODELS_FOLDER}] if settings.model_cache else [])]

@@ -25,7 +25,7 @@ CONTAINERS = ("containers", "initContainers")
 
 
 def name(snapshot: Snapshot, job: Job, request: ReadRequest) -> str:
-    """Return the name of the Job that reads after an attempt; its pods add a dash and a random suffix."""
+    """Return the name of the Job for a request, a new one after each attempt; its pods add a dash and a suffix."""
     content = f"{snapshot.job.status.attempt or 0} {_argument(snapshot, request)}"
     return f"{job.name}-shapes-{sha256(content.encode()).hexdigest()[:8]}"
 
@@ -42,7 +42,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequ
         "securityContext": identity.fixed_part("container_security"),
         **identity.fixed_part("reader_container"),
         "volumeMounts": [
-            # A variable of the user's may put the hub's cache into the run folder, which is not there yet.
+            # A user's variable may put the hub's cache into the run folder, which does not exist yet.
             *({"name": "scratch", "mountPath": folder} for folder in (SCRATCH, names.OUTPUT_FOLDER)),
             *installed_mounts(settings),
             *storage.volume_mounts(mounts),

@@ -27,7 +27,7 @@ IDLE_SECONDS: Final = 3600
 MARGIN_SECONDS: Final = 60
 """Seconds after the program's own time limit until the kubelet ends the pod."""
 DISK: Final = "64Mi"
-"""Most bytes of a pod on the disk of its node, which are its logs: its files are in memory."""
+"""Most bytes of a pod's logs, which are on the disk of its node; all its other files are in memory."""
 PLACING_FIELDS: Final = ("affinity", "nodeSelector", "priorityClassName", "schedulerName", "tolerations")
 """Fields of the head's pod template that sandboxes take over, so that they go where the head may."""
 DNS_PORTS: Final = tuple({"port": port, "protocol": each} for port in (53, 5353) for each in ("UDP", "TCP"))
@@ -44,7 +44,7 @@ def manifests(
     metadata = identity.metadata(seen, name, rayjob=rayjob)
     port = {"port": names.SANDBOX_PORT, "protocol": "TCP"}
     workers = {"podSelector": {"matchLabels": {names.JOB_UID: seen.uid, names.ROLE: names.WORKER}}}
-    on_host = settings.pod_of(job.spec.runtime, names.WORKER).host_network  # then they have addresses of nodes
+    on_host = settings.pod_of(job.spec.runtime, names.WORKER).host_network  # then workers have addresses of nodes
     rule = {"ports": [port], **({} if on_host else {"from": [workers]})}
     public = [
         {"ipBlock": {"cidr": each, "except": closed}} for each, closed in identity.fixed_part("closed_networks").items()

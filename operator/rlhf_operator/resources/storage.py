@@ -65,12 +65,12 @@ def run_folder(job: Job) -> Place:
 
 
 def output_uri(job: Job) -> str:
-    """URI of the model, or of the data set, that the job will have made when it has succeeded."""
+    """Return the URI of the model, or of the data set, that the job will have made when it has succeeded."""
     return run_folder(job).below(job.name, job.spec.algorithm.makes)
 
 
 def of_checkpoints(job: Job) -> str | None:
-    """URI of a bucket's folder for checkpoints, as the trainer gets it; None if they go to the run folder.
+    """Return the URI of a bucket's folder for checkpoints, as the trainer gets it; None if they go to the run folder.
 
     The URI has the namespace, because jobs of several namespaces may have one name and share a bucket.
     """
@@ -81,7 +81,7 @@ def of_checkpoints(job: Job) -> str | None:
 
 
 def mounts(job: Job, inputs: Mapping[str, ObservedJob]) -> tuple[Mount, ...]:
-    """Mounts of all claims in a job's pods."""
+    """Return the mounts of all claims in a job's pods."""
     # The claim of the checkpoint is mounted as the run folder; no default names a claim or a job.
     spec = job.spec.model_dump(exclude={"checkpoint", "runtime"}, exclude_defaults=True)
     read = [(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri).claim) for name in inputs_of(spec)]
@@ -93,9 +93,9 @@ def mounts(job: Job, inputs: Mapping[str, ObservedJob]) -> tuple[Mount, ...]:
 
 
 def make_run_folder(mounted: tuple[Mount, ...], image: Mapping[str, str]) -> dict[str, Any]:
-    """Return the pod field with the container that makes the run folder; empty if that is a whole claim.
+    """Return the pod field with the container that makes the run folder; {} if the run folder is a whole claim.
 
-    It alone sees the whole claim: the mounts of other containers begin at the folder. image: of the job's containers.
+    Only this container mounts the whole claim: the others mount the folder. image: of the job's containers.
     """
     place = next(each.place for each in mounted if each.folder == names.OUTPUT_FOLDER)
     container = {
@@ -111,13 +111,13 @@ def make_run_folder(mounted: tuple[Mount, ...], image: Mapping[str, str]) -> dic
 
 
 def volumes(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
-    """Volumes of a pod, one for each claim."""
+    """Return the volumes of a pod, one for each claim."""
     named = _volumes(mounted).items()
     return [{"name": volume, "persistentVolumeClaim": {"claimName": claim}} for claim, volume in named]
 
 
 def volume_mounts(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
-    """Volume mounts of a container, one for each mount of a claim."""
+    """Return the volume mounts of a container, one for each mount of a claim."""
     return [
         {
             "name": _volumes(mounted)[mount.place.claim],
@@ -168,6 +168,6 @@ def _file(folder: str, place: Place) -> str:
 
 
 def _volumes(mounted: tuple[Mount, ...]) -> dict[str, str]:
-    """Names of volumes in the pod, by claim: each has an index, because names of claims may be too long."""
+    """Return the names of volumes in the pod, by claim: they have an index, because names of claims may be too long."""
     claims = dict.fromkeys(mount.place.claim for mount in mounted)
     return {claim: f"claim-{index}" for index, claim in enumerate(claims)}
