@@ -67,9 +67,9 @@ def read(
 
 
 def _without_mistakes(document: Any, error: SpecError, folder: Path) -> tuple[list[Job], list[Problem]]:
-    """Return the job of a document without its wrong fields, or, if there is no such job, the rest's broken rules.
+    """Return ([the job without the document's wrong fields], [problems found only then]); no job if none is valid.
 
-    Rules are checked once all fields are right. A problem that names a removed field may follow from the removal.
+    Rules are checked once all fields are right. A problem that may follow from a removed field is left out.
     """
     rest = _without_fields(document, [problem.path for problem in error.problems])
     try:
@@ -95,7 +95,7 @@ def _without_fields(document: Any, paths: Iterable[str]) -> Any:
 
 
 def _may_follow(new: Problem, known: Problem) -> bool:
-    """Whether a problem may be there only because the field of a known one was removed."""
+    """Whether a new problem may result from the removal of the field of a known problem."""
     names = {known.path.rpartition(".")[2], *re.findall(r"[a-z]+[A-Z]\w+", known.message)}
     follows = new.message.startswith("is missing") or known.path.startswith(new.path)
     return follows or any(each in str(new) for each in names)

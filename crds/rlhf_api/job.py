@@ -221,7 +221,7 @@ class Job(Spec):
     def may_fuse_updates(self) -> bool:
         """Whether the updates of actor and critic may run as one, if both have the same stages of a pipeline.
 
-        In steps of one update the critic's values come from that update, and the actor waits for them.
+        They may not in steps of one update: the actor then waits for values that the critic's update computes.
         """
         models, algorithm = self.models(), self.spec.algorithm
         can_wait = isinstance(algorithm, ActorCritic) and not algorithm.is_own and not self.values_by_update

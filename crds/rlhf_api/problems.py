@@ -54,7 +54,7 @@ def printable(text: str) -> str:
 
 
 def legible(value: Any, most: int = MAX_TEXT) -> Any:
-    """Return a JSON value whose texts, perhaps of a user's code, are Unicode, and `most` characters at most."""
+    """Return a JSON value with its texts, perhaps of user code, cut to `most` characters, with surrogates escaped."""
     if isinstance(value, dict):
         return {key: legible(each, most) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,9 +1,9 @@
-"""Program of a sandbox: runs one command for the trainer that is the first to ask, and ends with it.
+"""Program of a sandbox: runs one command, for the first trainer that sends a request, and ends with the command.
 
 It needs Python alone: `python3 -I server.py FOLDER PORT SECONDS IDLE_SECONDS`. A request is {"command": words, "files":
 {path below FOLDER: text}, "seconds": time limit, "attached": bool}. The answer {"taken": true} comes first. An attached
 command has the connection as its standard input and output. At the end of the command comes {"code": exit code,
-"output": end of the text that it printed, of an attached one to standard error, "late": whether it was ended}.
+"output": last part of its output (attached: of its standard error), "late": whether the time limit ended it}.
 A message is JSON after its length in bytes (4, big-endian). The sandbox ends, with all processes in it, as soon as the
 command has ended, the trainer hangs up, or SECONDS are over.
 """
@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 MAX_OUTPUT = 2**16
-"""Most bytes of a command's output in an answer, of its end."""
+"""Most bytes of a command's output in an answer; of a longer output the answer has the end."""
 REQUEST_SECONDS = 10.0
-"""Longest time in seconds in which a connection must bring its request."""
+"""Seconds in which a new connection must send its request."""
 SHORTEST_SECONDS = 0.001
 """Shortest time limit in seconds of a read."""
 PR_SET_DUMPABLE = 4
@@ -40,9 +40,9 @@ def send(channel: socket.socket, value: Any) -> None:
 
 
 def receive(channel: socket.socket, *, most: int = 2**32, until: float | None = None) -> Any:
-    """Read the next JSON value of a socket; most: its bytes; until: time of the monotonic clock by which all is there.
+    """Return the next JSON value of a socket; most: its largest size in bytes; until: deadline by time.monotonic().
 
-    EOFError if the other end is gone, TimeoutError after the time limit, ValueError for what is no such value.
+    EOFError if the other end is gone, TimeoutError after the deadline, ValueError for a larger value or no JSON.
     """
     if (size := int.from_bytes(_read(channel, 4, until), "big")) > most:
         raise ValueError(f"it has {size} bytes, more than {most}")
@@ -62,9 +62,9 @@ def _read(channel: socket.socket, count: int, until: float | None) -> bytes:
 
 
 def serve(folder: Path, port: int, seconds: float, idle_seconds: float) -> None:
-    """Serve the first request in `folder`; the next connections are refused. Returns without one in `idle_seconds`.
+    """Run the first request's command in `folder`, then end the process; return if `idle_seconds` bring no request.
 
-    The port stays bound until the process ends: else the command could serve on it requests for other sandboxes.
+    Later connections are refused. The port stays bound, or the command could answer requests for other sandboxes.
     """
     hide_memory()
     is_dual = socket.has_dualstack_ipv6()
@@ -85,7 +85,7 @@ def serve(folder: Path, port: int, seconds: float, idle_seconds: float) -> None:
     with suppress(OSError):
         send(channel, {"taken": True})
         send(channel, _run(request, folder, channel))
-    os._exit(0)  # at once, as the end of this function closes the port
+    os._exit(0)  # no return: it would close the port before the process ends
 
 
 def hide_memory() -> None:
@@ -116,7 +116,7 @@ def _end_with(channel: socket.socket) -> None:
 
 
 def _run(request: Mapping[str, Any], folder: Path, channel: socket.socket) -> dict[str, Any]:
-    """Write the files, run the command, and return the answer; see above."""
+    """Write the request's files, run its command, and return the answer; the module's docstring describes both."""
     for path, text in request["files"].items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)

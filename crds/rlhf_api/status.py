@@ -332,7 +332,7 @@ class Status(Spec):
 
     @property
     def measures(self) -> dict[str, float]:
-        """Values of `metrics` by name, without texts that are no numbers: others than us may write a status."""
+        """Values of `metrics` by name; a text that is no number is left out, as other programs may write a status."""
         found = dict[str, float]()
         for each in self.metrics:
             with suppress(ValueError):

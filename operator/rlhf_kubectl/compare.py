@@ -21,7 +21,7 @@ SECTIONS: Final = ("", "last values", "settings that differ")
 
 
 def sections(jobs: Sequence[ObservedJob], now: datetime) -> list[list[Row]]:
-    """Return the rows of each of SECTIONS; of the metrics those that differ."""
+    """Return the rows of each of SECTIONS; a metric has a row only if its values differ."""
     columns = [figures(job.status, now) for job in jobs]
     rows = [Row(name, [column[name] for column in columns]) for name in columns[0]]
     values = [row for row in measures([job.status.measures for job in jobs]) if len(set(row.values)) > 1]
@@ -43,14 +43,14 @@ def table(jobs: Sequence[ObservedJob], now: datetime) -> Table:
 
 
 def slot_hours(status: Status, now: datetime) -> float:
-    """Return the hours of all slots that the job's attempts in the status have had; the status keeps the latest ten."""
+    """Return the slot hours of the job's attempts in the status, which keeps the latest ten attempts."""
     ends = [each.end_time or status.completion_time or timestamp(now) for each in status.attempts]
     spans = (between(each.start_time, end) or 0.0 for each, end in zip(status.attempts, ends, strict=True))
     return sum(each.slots * max(seconds, 0.0) for each, seconds in zip(status.attempts, spans, strict=True)) / 3600
 
 
 def figures(status: Status, now: datetime) -> dict[str, str]:
-    """Return name of a row -> a job's text in it, empty if not known; the cost is by the chart's prices."""
+    """Return name of a row -> text for a job, empty if unknown; the cost follows from the mapping's price per hour."""
     progress, mapping, attempts = status.progress, status.mapping, status.attempts
     pace, hours = progress.pace if progress else None, slot_hours(status, now)
     whole = between(status.start_time, status.completion_time or timestamp(now))
@@ -68,7 +68,7 @@ def figures(status: Status, now: datetime) -> dict[str, str]:
 
 
 def _settings(job: ObservedJob) -> dict[str, Any]:
-    """Return a job's spec with all defaults, or as it stands if it is not valid, and the content that the job reads."""
+    """Return a job's spec, with defaults if it is valid, and the digests of the models and data that the job reads."""
     spec = job.spec
     with suppress(SpecError):
         spec = document_of(parse_job(job))["spec"]

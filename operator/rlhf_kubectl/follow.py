@@ -23,7 +23,7 @@ from rlhf_operator.snapshot import ObservedJob
 from rlhf_planning.job_table import REFRESH_SECONDS
 
 CODES: Final = {each.name.title().replace("_", ""): each for each in ExitCode} | {"InvalidInput": ExitCode.SPEC}
-"""Reason of a failure -> exit code that says the same; other reasons are causes of the cluster."""
+"""Reason of a failure -> exit code for the same cause. All other reasons lie in the cluster (ENVIRONMENT)."""
 LOG: Final = f"--container={names.LOG_CONTAINER}"
 
 
@@ -49,7 +49,7 @@ class ClusterJob:
     def logs(self, attempt: int | None = None, *, follow: bool = False, image: str | None = None) -> None:
         """Print the trainer's log of an attempt, by default the latest, from its head pod or from the job's claim.
 
-        image: of the pod that reads the claim, by default the job's.
+        image: image of the pod that reads the claim; default: the job's image.
         """
         job = find_job(self._kubectl, self.name)
         latest = job.status.attempt
@@ -84,7 +84,7 @@ def wait_for(kubectl: Kubectl, jobs: Sequence[str], *, logs: bool) -> int:
 
 
 def _wait(kubectl: Kubectl, name: str, codes: dict[str, int], options: Sequence[str]) -> Iterator[None]:
-    """Print a job's state, and with `options` its logs; yield after each look; at the end set the code in `codes`."""
+    """Print a job's state, and with `options` its logs; yield after each poll; at the end set its code in `codes`."""
     printed, logs = "", dict[int, Thread]()
     while True:
         sentence, job = _look_at(kubectl, name)

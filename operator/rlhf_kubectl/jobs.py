@@ -81,7 +81,7 @@ def last_warning(kubectl: Kubectl, job: ObservedJob, pods: Sequence[ObservedPod]
 
 
 def seen_of(kubectl: Kubectl, job: ObservedJob) -> tuple[list[ObservedPod], JobWarning | None, list[str]]:
-    """Return (pods of a job, latest warning about them, sentences on what of both the user may not list)."""
+    """Return (pods of a job, latest warning about them, sentences on pods or events that cannot be listed)."""
     pods, warning, refused = list[ObservedPod](), None, []
     try:
         pods = pods_of(kubectl, job)
@@ -111,7 +111,7 @@ def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
         try:
             (document,) = kubectl_yaml.read(raw.text(each, "data", CONFIG), "")
             settings = Settings.model_validate(document, by_alias=True, by_name=False)
-        except ValueError:  # of another version
+        except ValueError:  # settings of another release
             continue
         if not settings.namespaces or namespace in settings.namespaces:
             return settings

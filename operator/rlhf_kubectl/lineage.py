@@ -17,7 +17,7 @@ DIGITS: Final = 12
 WIDTH: Final = 10_000
 """Columns of the tree, more than a terminal has: rich leaves out branches that are deeper than the columns."""
 Lines = Iterable[tuple[str, ObservedJob | None]]
-"""Lines below a job, each with the job whose own lines follow below it, None for none."""
+"""Lines below a job in the tree: (text, job whose own lines follow below the text, or None)."""
 
 
 def tree(jobs: Sequence[ObservedJob], requested: str) -> Tree:
@@ -53,9 +53,9 @@ def tree(jobs: Sequence[ObservedJob], requested: str) -> Tree:
 
 
 def _add(branch: Tree, job: ObservedJob, lines_of: Callable[[ObservedJob], Lines], shown: set[str]) -> None:
-    """Add the lines of a job, and below them those of their jobs; shown: names of jobs in the tree, extended.
+    """Add a job's lines to a branch, and the lines of the jobs that these name. Extends `shown`, the jobs in the tree.
 
-    Each job is shown once: actor and reference of one maker would double the tree with each round of a chain.
+    Each job is expanded once: an actor and a reference of one job would double the tree with each job of a chain.
     """
     for line, other in lines_of(job):
         below = branch.add(Text(line))

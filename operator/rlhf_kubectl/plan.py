@@ -33,7 +33,7 @@ NOTES = (
 
 
 def plan(kubectl: Kubectl, what: str) -> list[str]:
-    """Print the mapper's answer for each job of a file, or for a job of the cluster; return jobs without a place.
+    """Print the mapper's answer for each job of a file, or for a job of the cluster; return the jobs without a mapping.
 
     A user who may not list nodes gets the operator's answer for a job of the cluster. Raises SpecError for a wrong
     file or spec, KubectlError if there is no such job, or for a file if the user may not list nodes.

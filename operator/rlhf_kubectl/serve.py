@@ -19,7 +19,7 @@ MANAGER: Final = "kubectl-rlhf"  # the pods lack names.JOB_NAME, by which the op
 
 
 def manifests(job: ObservedJob, settings: Settings, *, image: str | None, gpus: int | None) -> list[dict[str, Any]]:
-    """Return Deployment and Service; gpus: of the server, None for one if the job ran on GPUs. KubectlError."""
+    """Return the Deployment and the Service; gpus None: 1 if the job used GPUs. KubectlError if no actor was made."""
     parsed = parse_job(job)
     if not job.output_uri.startswith(PVC) or "actor" not in parsed.trained():
         message = f"{job.name} has made no model yet, it is {job.status.phase}; kubectl rlhf why {job.name}"

@@ -74,8 +74,8 @@ def submit(kubectl: Kubectl, manifest: Path | str, only: str | None = None, *, f
 def own_files(document: Document, folders: Sequence[Path]) -> dict[str, str]:
     """Return path -> text of the Python files that a job's pods need: modules that the job names, and their imports.
 
-    folders: where modules are searched, in this order. Installed packages are left out, as the image has them; all
-    modules are, if the job sets PYTHONPATH. Raises SpecError for too many bytes, or a file that is no Python in UTF-8.
+    folders: where modules are searched, in this order. Installed packages are left out, as the image has them. A job
+    that sets PYTHONPATH gets no files. Raises SpecError for too many bytes, or a file that is no Python in UTF-8.
     """
     spec = {part: value for part, value in document["spec"].items() if part != "runtime"}
     runtime = strings_in(document["spec"].get("runtime"))
@@ -125,7 +125,7 @@ class _OwnModules(ModuleFinder):
 
 
 def _try_here(jobs: Sequence[Job], documents: Mapping[str, Document], chosen: Collection[str]) -> None:
-    """Try the chosen jobs on this machine, and print what cannot be tried here. Raises the mistakes of all of them."""
+    """Try the chosen jobs on this machine; print which cannot be tried. KubectlError with the mistakes of all jobs."""
     triable = dict[str, Job]()
     for job in jobs:
         missing = [f"{SCHEME}{name}" for name in inputs_of(job) - triable.keys()]
@@ -144,7 +144,7 @@ def _try_here(jobs: Sequence[Job], documents: Mapping[str, Document], chosen: Co
 
 
 def _problems(jobs: Mapping[str, Job], chosen: Collection[str]) -> Iterator[Any]:
-    """Yield what the trainer's check finds wrong with chosen jobs; nothing where its packages are not installed."""
+    """Yield the errors that the trainer's checks find in the chosen jobs; none if its packages are not installed."""
     tried = [job for job in jobs.values() if job.name in chosen]
     try:
         checks = [each.load() for each in entry_points(group="rlhf.checks") if tried]
@@ -157,7 +157,7 @@ def _problems(jobs: Mapping[str, Job], chosen: Collection[str]) -> Iterator[Any]
 
 
 def _on_the_cluster(job: str, spec: Document) -> list[str]:
-    """Return the URIs that a job reads and that pods look for. SpecError for files beside the manifest."""
+    """Return the URIs of a job's inputs that are resolved on the cluster. SpecError for files beside the manifest."""
     uris = list(strings_in({part: spec.get(part) for part in READ_PARTS}))
     why = "is beside the manifest, where no pod finds it; use hf://, pvc:// or a folder of the image"
     beside = [each for each in uris if each[1].startswith("file://") and not each[1].startswith("file:///")]
@@ -169,7 +169,7 @@ def _on_the_cluster(job: str, spec: Document) -> list[str]:
 def _apply(kubectl: Kubectl, document: Document, files: Mapping[str, str], job: ObservedJob | None) -> str:
     """Apply a job and the ConfigMap of its files; return what was done as a part of a sentence.
 
-    job: what the cluster has of this name. If it has ended, nothing is applied.
+    job: the cluster's job of this name, if there is one. If it has ended, it is compared by a dry run.
     """
     code = names.by_content(f"{document['metadata']['name']}-code", json.dumps(files))
     made = _apply_job(kubectl, _with_files(document, code, files) if files else document, job)
@@ -182,7 +182,7 @@ def _apply(kubectl: Kubectl, document: Document, files: Mapping[str, str], job: 
 
 
 def _apply_job(kubectl: Kubectl, document: Document, job: ObservedJob | None) -> ObservedJob:
-    """Apply a job; job: what the cluster has of this name. KubectlError if that is refused, or is over and differs."""
+    """Apply a job; job: the cluster's job of this name. KubectlError if refused, or that job has ended and differs."""
     is_over = job is not None and (job.deleting or job.status.phase in ENDED_PHASES)
     try:
         made = parse.job(kubectl.apply(document, *["--dry-run=server"] * is_over))

@@ -26,7 +26,7 @@ class ClusterTuning:
     def __init__(
         self, kubectl: Kubectl, manifest: Path, varied: Sequence[str], measure: str, budget: int, job: str | None
     ) -> None:
-        """Take what the user asks for. Raises SpecError, before anything is made, or KubectlError."""
+        """Check the options and the manifests of the trials; nothing is created yet. SpecError or KubectlError."""
         self._kubectl, self._folder = kubectl, manifest.parent
         finished = {each.name: each.algorithm for each in list_jobs(kubectl)}
         self._search: Search = search_of(load(manifest, finished=finished), varied, measure, budget, job)

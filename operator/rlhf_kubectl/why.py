@@ -26,7 +26,7 @@ TROUBLE: Final[Mapping[ConditionType, str]] = {
     "SandboxesReady": "False",
     "Healthy": "False",
 }
-"""Conditions that are explained to the user while the job runs, with the status for which they are."""
+"""Type of a condition -> status in which the condition is explained to the user while the job runs."""
 OPERATORS: Final = "kubectl get deployments -A -l app.kubernetes.io/name=rlhf-operator"
 
 

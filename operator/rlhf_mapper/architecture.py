@@ -10,18 +10,18 @@ from rlhf_api.problems import choice
 from rlhf_api.spec.lora import Lora
 
 CUT = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types that the trainer can cut into pipeline stages; stages of other types may scale their input.
+"""Model types that the trainer can cut into stages; others may scale their input, and would do so in each stage.
 The mapper chooses several stages or tensor shards for these types and for MIXTURES, except ONLY_EXPERTS."""
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3")
 """Mixtures of experts that the trainer can cut into pipeline stages and parts of the experts."""
 ONLY_EXPERTS = ("olmoe", "deepseek_v3")
-"""Mixtures of which the mapper cuts only experts: the trainer cannot cut their attention, or the mapper lacks it."""
+"""Mixtures for which the mapper chooses data parallelism alone; other sizes come from the manifest."""
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Names of the number of experts in config.json."""
 CONTEXTS = (1, 2, 4, 8)
 """Context sizes that the mapper tries where a sequence may be longer than a micro-batch."""
 SCALED = ("linear", "dynamic", "yarn")
-"""Types of rotary embeddings by whose factor a model reads more than its `max_position_embeddings`."""
+"""Types of rotary embeddings whose `factor` extends a model's context beyond `max_position_embeddings`."""
 PLAIN_HEADS = ("llama", "mistral", "qwen2", "deepseek_v3")
 """Model types that do not normalize queries and keys."""
 FUSED = ("phi3",)
@@ -65,9 +65,9 @@ class Architecture:
     positions: int = 0
     """Largest number of tokens of a sequence that the model reads, with scaled rotary embeddings; 0: unknown."""
     attention: int = 0
-    """Parameters of a layer's attention with latent heads (MLA, as in DeepSeek-V3); 0: as the heads say."""
+    """Parameters of a layer's attention with latent heads (MLA, as in DeepSeek-V3); 0: computed from the heads."""
     shared: int = 0
-    """Width of the MLP that computes all tokens beside the experts."""
+    """Width of the shared experts, the MLP that all tokens go through; 0: none."""
     dense: tuple[int, int] = (0, 0)
     """(number of layers without experts, width of their MLP)."""
     scores: bool = False
@@ -214,7 +214,7 @@ def _latent(config: Mapping[str, Any]) -> dict[str, Any]:
     of_queries = heads * (plain + rotary) * (queries or hidden) + hidden * queries
     of_keys = hidden * (latent + rotary) + latent * heads * (plain + value)
     return {
-        "head_size": (plain + rotary + value) // 2,  # of queries and keys, and of values and outputs, on average
+        "head_size": (plain + rotary + value) // 2,  # mean of query and key heads, and value heads
         "attention": of_queries + of_keys + heads * value * hidden,
         "shared": int(config.get("n_shared_experts") or 0) * int(config["moe_intermediate_size"]),
         "dense": (int(config.get("first_k_dense_replace") or 0), int(config["intermediate_size"])),

@@ -33,14 +33,14 @@ MAX_PLACEMENTS = 4
 MAX_NODES = 4096
 """Largest number of nodes to try in the search for the smallest cluster on which a job fits."""
 MAX_SIMULATED = 8
-"""Number of mapping problems whose simulations a process keeps, for the next cluster that is asked about."""
+"""Number of mapping problems whose simulation results a process caches for searches on other clusters."""
 ONE = Architecture(layers=1, hidden=1, heads=1, kv_heads=1, head_size=1, ffn=1, vocabulary=1)
 """Tiny model by which the state bytes per parameter are computed, since these are the same for every model."""
 
 
 @lru_cache(maxsize=MAX_SIMULATED)
 def _simulated(_: str) -> Simulated:
-    """Return the results of earlier simulations of the mapping problem with this text, on any clusters."""
+    """Return the cache of simulation results of the mapping problem with this `repr`, for all clusters."""
     return Simulated()
 
 
@@ -74,7 +74,7 @@ class MappingProblem:
         return self.software.compute_bytes > layer.HALF or nodes.gpu.has_bf16
 
     def goal(self, objective: Objective | None = None) -> Objective:
-        """Return an objective, by default the fastest, with how the stages of a step overlap."""
+        """Return the objective, by default throughput, completed by how the stages of this job's step overlap."""
         ahead = self.load.works_ahead
         return replace(objective or Objective(), works_ahead=ahead, streams=overlap.groups_of(self.load))
 
@@ -105,8 +105,8 @@ def auto_map(
 ) -> DeviceMapping | Infeasible:
     """Return the best mapping of a job's models onto a cluster, or why there is none.
 
-    shapes: architecture of every model of the job. responses: sampled response lengths in tokens; if empty, all
-    have the maximum length. explains: whether to search for remedies if nothing fits, which takes many searches.
+    shapes: architecture of every model of the job. responses: sampled response lengths in tokens; if empty, they
+    are assumed (`workload_of`). explains: whether to search for remedies if nothing fits, which takes many searches.
     Raises SpecError for sizes of the manifest that a model cannot be cut into.
     """
     made = partial(task_of, shapes=shapes, device=device, correction=correction, responses=responses, prompts=prompts)
@@ -152,7 +152,7 @@ def _searched(task: MappingProblem, cluster: Cluster, device: Device, objective:
 
 
 def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
-    """Yield lists of (index, node group) to search: all groups, then each group or zone alone, with more uses tried."""
+    """Yield (index, node group) lists to search: all groups, then each group or zone alone, in more ways to use it."""
     every = list(enumerate(cluster.groups))
     yield every
     for host, group in every:
@@ -247,7 +247,7 @@ def _with_prediction(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> 
 
 def _request(job: Job, role: Role, model: Architecture, work: Work, device: Device) -> ModelRequest:
     rollout, source = job.spec.rollout, job.models()["actor" if role == "rollout" else role]
-    recomputes = bool(work.recomputes) if device == "CPU" else work.recomputes  # on CPU the manifest alone decides
+    recomputes = bool(work.recomputes) if device == "CPU" else work.recomputes  # on CPU unset means no recomputation
     trained = model.trained_parameters(source.lora) / model.parameters
     fixed, compression = fixed_sizes(job, role), job.spec.training.gradient_compression
     work = replace(work, recomputes=recomputes, trained_share=trained, compression=compression)
@@ -278,7 +278,7 @@ def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> Ma
 
 
 def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | None:
-    """Return the index of each pool's node group, with room and its GPU type (if set); None if a pool finds none."""
+    """Return each pool's node group by index: it has room, and the pool's GPU type if set. None if one has none."""
     left = [group.gpus for group in cluster.groups]
     groups: dict[str, int] = {}
     for pool in sorted(pools, key=lambda pool: -pool.size):

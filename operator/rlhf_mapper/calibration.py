@@ -42,8 +42,8 @@ def correction_of(
 
     before: the factors that the prediction was made with (`predicted.correction` of mapping.json), by which the new
     ones are multiplied. A phase without prediction or measurement keeps its old factor. A factor is right for jobs
-    whose responses fill the same share of `data.maxResponseTokens`, the length that a prediction without samples
-    assumes.
+    whose responses fill the same share of `data.maxResponseTokens`: a prediction without samples assumes a fixed
+    share.
     """
     old = before or Correction()
     ratios = {phase: ratio for phase, _, _, ratio in compare_phases(predicted, rows) if ratio > 0}

@@ -19,7 +19,7 @@ BEYOND = {
     for name, known in KNOWN.items()
     if (beyond := {word: known[word] for word in known if word not in (*WORDS, "max_position_embeddings")})
 }
-"""Known models with shared experts -> the numbers of them that a Shape has only by the model's name."""
+"""Known model -> fields of its config.json that a Shape lacks, such as shared experts; the name implies them."""
 SIZES = {*WORDS, *EXPERT_COUNTS} - {"model_type", "tie_word_embeddings"}
 MAX_SIZE = 10_000_000
 """Upper bound of each size in a config.json; a larger value is an error."""
@@ -35,7 +35,7 @@ class ModelConfigError(Exception):
 
 
 def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]:
-    """Return (job, role) of the first model in the chain that makes a role's model; in a cycle, any of its models."""
+    """Return (job, role) of the first model in the `job://` chain of a role's model; in a cycle, of any model."""
     visited: set[tuple[str, Role]] = set()
     # A URI of another scheme than job:// is no job's name.
     while (maker := jobs.get(job.models()[role].uri.removeprefix(SCHEME))) and (job.name, role) not in visited:

@@ -22,10 +22,10 @@ WEIGHT, STATES = 4, 16
 
 
 def choose_slots(jobs: Sequence[tuple[Job, Shapes]], cores: int, memory: float) -> tuple[int, dict[int, float]]:
-    """Return (number of slots, predicted seconds of all jobs, one after the other, by each possible number).
+    """Return (chosen number of slots, possible number -> predicted seconds of all jobs, run one after the other).
 
-    memory: bytes of the machine. A number is possible if it divides the cores and all batches. The least is chosen if
-    others save less than the error, and where jobs count epochs: their steps are not known before the data is read.
+    memory: bytes of the machine. A number is possible if it divides the cores and all batches, and memory suffices.
+    The least is chosen if others save less than ERROR, or if jobs count epochs, as their steps are not known yet.
     """
     seconds, least = dict[int, float](), max(least_slots(job) for job, _ in jobs)
     for slots in range(least, max(min(cores, MAX_SLOTS), least) + 1):
@@ -43,7 +43,7 @@ def least_slots(job: Job) -> int:
 
 
 def amounts_of(job: Job, shapes: Shapes, slots: int, cores: int, responses: Sequence[float] = ()) -> dict[str, float]:
-    """Return the units of work of a step, one after the other, on slots (of all pools) that share a machine's cores."""
+    """Return kind of work -> its units in a step on a machine; all slots share the cores, and models work in turn."""
     load, found = workload_of(job, responses=responses), dict.fromkeys(UNITS, 0.0)
     prompt, response = load.prompt.mean, load.response
     for role, work in load.work.items():

@@ -51,8 +51,8 @@ class Schedule:
 def fused_schedule(stages: int, updates: tuple[PipelineUpdate, ...]) -> Schedule:
     """Return the faster of two schedules in which a free rank begins the pass that can begin first.
 
-    Of passes that can begin at once, one schedule takes early stages first, and hardly depends on the models' seconds;
-    the other takes late stages first. Of each model, stage s of p holds p - s micro-batches at most, as in 1F1B.
+    If several passes can begin at once, one schedule prefers early stages, and the other late stages. The first hardly
+    depends on the models' seconds. Stage s of p holds at most p - s micro-batches of each model, as in 1F1B.
     """
     return min((_greedy(stages, updates, sign=each) for each in (1, -1)), key=lambda schedule: schedule.seconds)
 

@@ -95,7 +95,7 @@ NO_BF16 = "t4-16g"
 
 
 def _in_usual_node(gpu: Gpu) -> Gpu:
-    """Return a GPU type with the memory that torch reports, and its usual node."""
+    """Return a GPU type with the row of nodes.yaml, if there is one: memory as torch reports it, usual node."""
     if not (node := _NODES.get(gpu.name)):
         return gpu
     memory = node.memory * 2**30 if node.memory else gpu.memory

@@ -103,8 +103,8 @@ def product_seconds(gpu: Gpu, rows: Numbers, columns: Numbers, inner: Numbers) -
 def collective_seconds(link: float, kind: Collective) -> Table:
     """Return the seconds of a collective in a node, by (ranks, bytes of the whole tensor).
 
-    link: bytes/s of a GPU, one direction. A link between two measured ones is interpolated in logarithms. A link beyond
-    them stretches what exceeds the shortest message; ranks beyond the measured ones add latency in proportion.
+    link: bytes/s of a GPU, one direction. Between two measured links seconds are interpolated in logarithms. For other
+    links the seconds beyond the shortest message's scale with 1 / link. Ranks beyond the table add latency.
     """
     by_link = {each.gpu.link_bandwidth / 2: each for each in reversed(measured())}
     slower = max((each for each in by_link if each <= link), default=min(by_link))

@@ -39,7 +39,7 @@ def _pools(job: Job, slots: int) -> tuple[MappedPool, ...]:
 
 
 def pool_of(pool: Pool | status.MappedPool, job: Job) -> MappedPool:
-    """Return a pool of a manifest, or of a status, with the job's models that are always placed with its models."""
+    """Return a pool of a manifest or a status, with the models that are always placed with its models (PLACED_WITH)."""
     return MappedPool(
         name=pool.name,
         models=(*pool.models, *(role for role in job.models() if PLACED_WITH.get(role) in pool.models)),
@@ -74,7 +74,7 @@ def generating(pipeline: int, tensor: int, slots: int) -> ParallelSizes:
 
 
 def _unplaced(job: Job, role: Role, sizes: ParallelSizes, pool: MappedPool) -> Iterator[Problem]:
-    """Yield the problem of a model whose p * t * d differs from the pool's slots, or whose copies do not divide it."""
+    """Yield a problem if a model's world size is not the pool's slots, or if replicas or experts do not divide it."""
     path = f"{job.name}: spec.rollout"
     if role != "rollout":
         path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism"

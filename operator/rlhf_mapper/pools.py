@@ -20,7 +20,7 @@ BATCH_BYTES = 16
 
 
 def pool_sizes(nodes: NodeGroup) -> Indices:
-    """Return pool sizes in GPUs: parts that fill a node without a gap, and full nodes; over two zones only all GPUs."""
+    """Return pool sizes in GPUs: parts that can fill a node together, and full nodes; over two zones only all GPUs."""
     if nodes.spans_zones:
         return np.array([nodes.gpus])
     part, parts = nodes.gpus_per_node, []

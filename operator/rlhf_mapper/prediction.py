@@ -35,10 +35,10 @@ from rlhf_mapper.workload import Workload
 NEAR = 0.02
 """Share of the fastest step within which a placement in fewer pools is taken instead."""
 LAYOUT_ERROR = 0.1
-"""Relative error of the ratio of two predictions for one job: the median of 16 pairs of placements that were measured.
+"""Relative error of the ratio of two predictions for one job: the median over 16 pairs of measured placements.
 
-The pairs are those of HybridFlow's Figure 12. The error is much smaller than that of one prediction: a wrong
-assumption about the job, such as a kernel's share of the peak, is in both predictions.
+The pairs are from HybridFlow's Figure 12. A single prediction has a much larger error: in the ratio of two predictions,
+wrong assumptions about the job cancel, such as a kernel's share of the peak.
 """
 Parts = dict[Stage, dict[str, float]]
 """Bytes of a GPU by stage and use: weights, gradients, optimizer, activations, generator or kv_cache."""
@@ -113,7 +113,7 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
 def _with_fused_updates(
     prediction: Prediction, fused: FusedUpdates, pools: Sequence[MappedPool], load: Workload
 ) -> Prediction:
-    """Return the prediction with fused updates; those of both models become shorter by the same factor."""
+    """Return the prediction with fused updates; the updates of both models become shorter by the same factor."""
     models = prediction.models
     saved = load.work["actor"].updates * (fused.alone.seconds - fused.schedule.seconds)
     factor = 1 - saved / sum(models[role].seconds["update"] for role in FUSED)
@@ -145,8 +145,8 @@ def _slowest_update(models: Mapping[Role, ModelPrediction], pools: Sequence[Mapp
 def error_kind(models: Iterable[Architecture], load: Workload) -> ErrorKind:
     """Return the kind of job whose errors (`Software.errors`) bound the interval of a prediction.
 
-    A source that the fit has not seen lies inside with a probability of 80 %, by Student's t of the sources' mean
-    errors (`benchmarks/fit.py ours --leave-out`). Nobody has counted how many left-out points do.
+    By Student's t of the sources' mean errors (`benchmarks/fit.py ours --leave-out`), a source outside the fit lies
+    inside with a probability of 80 %. How many points of left-out sources lie inside has not been counted.
     """
     if any(model.experts > 1 for model in models):
         return "Experts"
@@ -295,7 +295,7 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
     seconds["update"] = float(strategies.way.training_seconds[room, row, size])
     pipeline, tensor, context = strategies.cuts[row].tolist()
     expert = int(strategies.way.expert[room, row, size])
-    if strategies.request.work.receives_weights:  # nothing is trained there that could be cut otherwise
+    if strategies.request.work.receives_weights:  # a rollout pool trains nothing, so it has no other cut
         (pipeline, tensor), context, expert = generator, 1, 1
     sizes = ParallelSizes(
         pipeline=pipeline,

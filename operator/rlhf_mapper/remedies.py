@@ -20,7 +20,7 @@ Fits = Callable[[Job, Cluster], bool]
 HOST_MEMORY = range(16, 4097, 16)
 """Gigabytes of host memory for each GPU that are tried as a remedy."""
 LACKING = range(1, 4097)
-"""Gigabytes that a slot of a manifest's pool may lack."""
+"""Gigabytes of missing memory to try for each slot of a manifest's pools."""
 ADAPTER_RANK = 16
 
 
@@ -111,7 +111,7 @@ def _changed(
 
 
 def _rows_over_ranks(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
-    """Yield the remedy of the fewest ranks over which to cut rows of the trained models, if the job then fits."""
+    """Yield the smallest context-parallel size (rows cut over ranks) of the trained models with which the job fits."""
     kept = {job.spec.models.field(role): job.models()[role].parallelism or Parallelism() for role in job.trained()}
     for context in (size for size in CONTEXTS if all(size > sizes.context for sizes in kept.values())):
         cut = {"context": context, "data": None}

@@ -25,7 +25,7 @@ ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75)
 """Shares of a GPU's memory that activations may fill beside states; coarse, so that sets of models share strategies."""
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
 ALL_SIZES_TO, SIZES_OF_AN_OCTAVE, MOST_STEPS = 16, 8, 160
-"""Micro-batches: each size up to the first number is tried, then the second number of sizes in each doubling."""
+"""Micro-batches to try: each size to the first number, then the second number in each doubling, at most the third."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Strategies:
         self.cuts: Indices = np.array(cuts, dtype=np.int64).reshape(-1, 3)
         p, t, c = (self.cuts[:, column, None].astype(float) for column in (0, 1, 2))
         d = gpus[None, :] / (p * t * c)
-        # All data ranks get a sequence of each mini-batch, the replicas divide d, and the parts of experts a copy.
+        # Each data rank gets a sequence of each mini-batch, replicas divide d, and expert divides a copy's ranks.
         work, data = request.work, request.sizes and request.sizes.data
         rows = work.trained / work.updates if work.updates else np.inf
         even = (d <= min(rows, work.read or np.inf, setting.load.sequences)) & (d % request.replicas == 0)
@@ -159,8 +159,8 @@ class Strategies:
     def _expert_sizes(self) -> list[Numbers]:
         """Return the numbers of ranks to share the experts of a layer, by layout: [C cuts, K sizes] each.
 
-        Unless the manifest decides, they are 1, those of a stage in a node, and all of a copy of the stage, as far as
-        they divide the experts.
+        Unless the manifest decides, they are 1, the ranks of a stage in a node, and all ranks of a copy of the stage.
+        The two latter are reduced to divisors of the number of experts.
         """
         model, fixed = self.request.model, self.request.sizes
         if fixed or model.experts == 1 or not model.may_be_cut:
@@ -173,7 +173,7 @@ class Strategies:
     def _way(self, layouts: Layouts, read: Numbers, reading: list[memory.Moment], *, recomputes: bool) -> Way:
         """Return the costs of each cut with the fastest micro-batch that fits, and of equally fast ones the largest.
 
-        read: seconds of the forward passes by micro-batch; reading: their moments.
+        read: seconds of the forward passes by micro-batch; reading: the moments at which their memory may be fullest.
         """
         work = replace(self.request.work, recomputes=recomputes)
         trained = self._seconds(training.training_seconds, layouts, work, work.trained_together, "update")

@@ -23,7 +23,7 @@ ASSUMED_SHARE = 0.5
 """Mean response as a share of `data.maxResponseTokens` if nothing is known. Of published runs with both numbers it is
 0.27 (Llama-3.1-8B) and 0.82 (Qwen3-32B, both NeMo RL), and 0.51 (R1-Distill-1.5B, RLinf)."""
 P99_OVER_MEAN = 2.0
-"""Response that 99 of 100 do not reach, over the mean response, if only the mean is known."""
+"""99th percentile of response lengths over their mean, if only the mean is known."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Lengths:
 def lognormal(mean: float, p99: float, *, most: float) -> tuple[float, ...]:
     """Return evenly spaced quantiles of log-normal lengths in tokens, nothing random; longer ones are cut at `most`.
 
-    p99: length that 99 of 100 do not reach. Raises ValueError if no such distribution has that mean.
+    p99: 99th percentile. Raises ValueError if no log-normal distribution has both numbers.
     """
     ratio = log(p99 / mean) if 0 < mean < p99 else -1.0
     if not 0 < ratio <= P99**2 / 2:
@@ -110,12 +110,12 @@ def _fits_packed(ordered: Sequence[float], count: int, budget: float) -> bool:
 
 @lru_cache(maxsize=2**10)
 def _rows_within(prompt: float, response: Lengths, budgets: Sequence[float], together: int) -> tuple[float, ...]:
-    """Return sequences by budget of a micro-batch in tokens, ascending; prompt: mean length."""
+    """Return how many sequences a micro-batch holds, for each of the ascending token budgets; prompt: mean length."""
     rows = [1.0]
     for budget in budgets:
         shared = min(together, max(budget // (prompt + response.mean), 1))
         found = packed_rows([prompt / shared + length for length in response.sample], budget)
-        rows.append(max(rows[-1], found))  # with more room packing may hold a row less
+        rows.append(max(rows[-1], found))  # packing is greedy: a larger budget may hold fewer rows
     return tuple(rows[1:])
 
 

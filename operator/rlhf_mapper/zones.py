@@ -39,7 +39,7 @@ def _for_replicas(nodes: int, r: int, fewest: int, most: int) -> Iterator[tuple[
         for width, first in product(range(1, r + 1), (True, False)):
             number = count if first else nodes - count
             rows = -(-number // width)
-            # Else whole replicas, or the same blocks of all replicas, send less.
+            # If not, whole replicas, or the same blocks of all replicas, send less.
             if rows <= copies and (width == r or (rows - 1) * (width - 1) < (r - width) * (copies - rows)):
                 corner = [node for node in range(nodes) if node % r < width]
                 yield _order(nodes, corner[:number], first=first)
@@ -60,5 +60,5 @@ def crossings(
     replicas: copies of the weights (HSDP), each of which has rings of its own.
     """
     lies = np.unique(zones, return_inverse=True)[1].repeat(gpus_per_node).reshape(replicas, -1, pipeline, tensor)
-    changes = int(np.count_nonzero(lies != np.roll(lies, 1, axis=1)))  # there, and back in the other direction
+    changes = int(np.count_nonzero(lies != np.roll(lies, 1, axis=1)))  # half of them in each direction
     return changes / 2, int(np.count_nonzero(lies[:, :, 1:] != lies[:, :, :-1]))

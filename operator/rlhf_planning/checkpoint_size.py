@@ -26,7 +26,7 @@ def bytes_at_once(job: Job, shapes: Mapping[Role, Architecture]) -> int:
 
 
 def bytes_of_saving(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Return the bytes on disk while the model is saved: those of a trained model twice, with the ranks' pieces."""
+    """Return the bytes on disk while the model is saved: a trained model twice, since ranks write pieces first."""
     copies = 2 if job.saved in job.trained() else int(job.spec.algorithm.makes == "model")
     return round(copies * TRAINER.weight_bytes * shapes[job.saved].parameters) if job.saved in shapes else 0
 
@@ -43,7 +43,7 @@ def in_words(job: Job, shapes: Mapping[Role, Architecture]) -> str:
 def upload_in_words(
     job: Job, shapes: Mapping[Role, Architecture], mapping: DeviceMapping | Infeasible, cluster: Cluster
 ) -> str:
-    """Return a sentence on sending weights to another pool beside an upload, over one network; empty without both."""
+    """Return a sentence on how an upload delays sending weights to another pool; empty if the job does not do both."""
     is_uploaded = (job.spec.checkpoint.storage or "").startswith(("s3://", "gs://")) and job.generates_apart
     if not is_uploaded or isinstance(mapping, Infeasible) or not mapping.prediction:
         return ""

@@ -10,7 +10,7 @@ from rlhf_planning.numbers import number, shortened, signed
 
 MAX_CHARACTERS = 300
 NO_MEASURES, NULL = ("steps", "seconds", "seed", "best_step", "end_tokens"), "win_rate_null"
-"""Entries of summary.json that measure nothing; the win rate of a model against itself."""
+"""Entries of summary.json that are no measures; and the entry of a model's win rate against itself."""
 
 
 class Row(NamedTuple):
@@ -34,7 +34,7 @@ def measures(found: Sequence[Mapping[str, object]]) -> list[Row]:
 
 
 def differences(documents: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return a row for each field that differs between documents; an empty document is not known, and has no text."""
+    """Return a row for each field that differs between documents; an empty document is unknown, with empty cells."""
     flat = [dict(leaves(dict(document))) if document else {} for document in documents]
     rows = []
     for path in dict.fromkeys(path for fields in flat for path in fields):
@@ -55,7 +55,7 @@ def before_and_after(summary: Mapping[str, object]) -> tuple[dict[str, float], d
 
 
 def contents(status: Status) -> dict[str, str | None]:
-    """Return name -> digest, or commit, of what a job reads: two jobs may read other content at one URI."""
+    """Return name -> digest, or commit, of each input of a job: the content at a URI may change."""
     return {each.name: each.digest or each.revision for each in status.inputs}
 
 

@@ -43,7 +43,7 @@ class Trial:
     sets: list[str]
     """Arguments of `--set`: `JOB:path=value`."""
     step: int = 0
-    """Rung's step of the latest measure."""
+    """Step of the rung at which the trial was last measured."""
     value: float | None = None
     reason: str = ""
     """Reason why the trial failed; empty if it did not."""
@@ -119,7 +119,7 @@ def trials_of(varied: Sequence[str], job: str) -> list[Trial]:
 
 
 def rungs_of(trials: int, steps: int, budget: int) -> list[Rung]:
-    """Return the rungs, the first as late as the budget allows; with steps that are left, more trials go on.
+    """Return the rungs, the first as late as the budget allows; if the budget leaves steps, more trials go on.
 
     steps: of the whole job; budget: training steps of all trials together. SpecError if it is too small.
     """
@@ -160,12 +160,12 @@ def halve(search: Search, run: Callable[[Sequence[Trial], Rung], None]) -> Trial
         going = going[: rung.trials]
         run(going, rung)
         measured = [(trial.value, trial) for trial in going if trial.value is not None and not trial.reason]
-        going = [trial for _, trial in sorted(measured, key=lambda each: -sign * each[0])]  # of equal trials the first
+        going = [trial for _, trial in sorted(measured, key=lambda each: -sign * each[0])]  # the first of equal trials
     return going[0] if going else None
 
 
 def show(search: Search, best: Trial, compare: str, place_of: Callable[[Trial], str]) -> None:
-    """Print the trials, why some have failed, a command that compares the farthest, and the best.
+    """Print the trials, why some have failed, a command that compares those with most steps, and the best trial.
 
     compare: command; place_of: the folder or the job of a trial.
     """

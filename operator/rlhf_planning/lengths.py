@@ -17,8 +17,8 @@ NAMED = re.compile(
 def lengths_of(text: str, option: str, *, most: int) -> tuple[float, ...]:
     """Return lengths in tokens of at most `most`, by `text` of a command-line option. Raises SpecError.
 
-    text: the mean of a log-normal distribution, and the length that 99 of 100 do not reach if it is known (with or
-    without `lognormal(...)` around them); `fixed(TOKENS)`; or a file with one length in each line.
+    text: the mean of a log-normal distribution, and its 99th percentile if it is known (with or without
+    `lognormal(...)` around them); `fixed(TOKENS)`; or a file with one length in each line.
     """
     path = f"{option} {text}"
     named = NAMED.fullmatch(text)

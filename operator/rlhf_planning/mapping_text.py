@@ -45,7 +45,7 @@ WIDE = 88
 
 @contextmanager
 def printing() -> Iterator[Console]:
-    """Print what the block gives the console, in COLUMNS columns if stdout is no terminal, without spaces at ends."""
+    """Print the output of the yielded console without trailing spaces; it is COLUMNS wide if stdout is no terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = COLUMNS

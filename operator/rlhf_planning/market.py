@@ -49,14 +49,14 @@ INSTANCES: Mapping[str, Instance] = read_table(__package__, "instances.yaml", di
 
 
 def usual_nodes(gpu: str, count: int) -> NodeGroup:
-    """Return `count` GPUs of a type as equal nodes: the largest up to the usual one that leave no GPU over."""
+    """Return `count` GPUs of a type as equal nodes: the largest size, at most the usual one, that divides `count`."""
     kind = require_gpu(gpu, "--gpus")
     of_node = next(size for size in range(min(kind.node_size, count), 0, -1) if count % size == 0)
     return NodeGroup(gpu=kind, count=count // of_node, gpus_per_node=of_node)
 
 
 def market_of(file: Path | None) -> Market:
-    """Return the table's market, or with a user's prices instead: `h100: 2.5`, or `h100: [2.5, 0.9]` with spot."""
+    """Return the market of prices.yaml, or of a user's file: lines `h100: 2.5` or, with spot, `h100: [2.5, 0.9]`."""
     if file is None:
         return PRICES
     document = kubectl_yaml.read_one(read_text(file, path := f"--prices {file}"), f"{file}: ")

@@ -21,7 +21,7 @@ VARIANT = re.compile(r"-(instruct|chat|base|it|hf|pt)(?=-|$)|^meta-")
 """Parts of a hub id's name that do not change the shape."""
 UNITS = {"b": 1e9, "m": 1e6}
 MAX_RATIO = 1.3
-"""Largest ratio of a size to that of the model which may stand for it."""
+"""Largest ratio of a requested size to the size of the known model that is taken for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class NamedModel:
 
 
 def model_of(text: str) -> NamedModel:
-    """Return the model that MODEL of the command line names. Raises SpecError, with close names or for a file."""
+    """Return the model that MODEL names. SpecError for an unknown name, with close ones, or a bad config.json."""
     path, name = Path(text), text.strip().lower()
     if (os.access(path, os.F_OK) and path.is_dir()) or path.name == "config.json":
         return _of_folder(path.parent if path.name == "config.json" else path)

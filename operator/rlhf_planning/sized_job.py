@@ -24,7 +24,7 @@ SAMPLES = 8
 
 
 class Training(NamedTuple):
-    """Training that a user asks about. A mean or samples of 0 is not given; a rank (`lora`) of 0 means no adapter."""
+    """Training that a user asks about. A `mean` or `samples` of 0 is unset; a rank (`lora`) of 0 means no adapter."""
 
     algorithm: str
     response: int

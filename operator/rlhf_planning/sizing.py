@@ -154,7 +154,7 @@ class Sizing:
 
 
 def requested_gpus(text: str) -> list[tuple[str, int | None]]:
-    """Return (GPU type, number or None) of `--gpus`, a list such as `h100,a100=16`; `any`: none. Raises SpecError."""
+    """Parse `--gpus`, such as `h100,a100=16`, into (GPU type, number or None); `any` gives no entries. SpecError."""
     found: list[tuple[str, int | None]] = []
     for each in text.split(",") if text.strip().lower() != "any" else ():
         name, equals, count = each.partition("=")
@@ -172,7 +172,7 @@ def size_job(
     """Return hardware for a job: the requested numbers of GPUs, and the Pareto front of cost and time by GPU type.
 
     requested: the result of `requested_gpus`; if empty, the front of all GPU types with a price. responses: sampled
-    lengths in tokens; if empty, all have the limit. Raises SpecError.
+    lengths in tokens; if empty, they are assumed (`workload_of`). Raises SpecError.
     """
     if not (steps := job.spec.training.total_steps):
         raise SpecError([Problem("spec.training.totalSteps", "is missing, and hours and money are those of all steps")])
@@ -199,7 +199,7 @@ class _Search:
         self._task = task_of(job, self._shapes, device="GPU", responses=responses)
         self._rows: dict[tuple[str, int], Row | None] = {}
         self.fits = {gpu: self._screened(gpu) for gpu in gpus}
-        """Number of GPUs -> seconds of a step with all models in one pool, by GPU type; those where they fit."""
+        """GPU type -> number of GPUs -> seconds of a step with all models in one pool, where they fit."""
 
     def front(self, gpus: Sequence[str]) -> list[Row]:
         """Return the Pareto front of cost and time of some GPU types together."""
@@ -207,7 +207,7 @@ class _Search:
         return _front([row for point in _near_front(points, self._market) if (row := self._row_of(*point))])
 
     def rows_of(self, requested: Sequence[tuple[str, int | None]]) -> tuple[list[Row], list[str]]:
-        """Return (rows, sentences on what does not fit) for GPU types and numbers; without a number, of the front."""
+        """Return (rows, sentences on what does not fit); a type without a number gives the rows of its Pareto front."""
         rows, unfit = list[Row](), list[str]()
         for gpu, count in requested:
             found, why = self._exactly(gpu, count) if count else (self.front([gpu]), "")
@@ -216,7 +216,7 @@ class _Search:
         return rows, unfit
 
     def _exactly(self, gpu: str, count: int) -> tuple[list[Row], str]:
-        """Return (row of so many GPUs, or else of enough; a sentence if the job does not fit on so many)."""
+        """Return ([row of `count` GPUs, or else of the next number that fits], sentence if `count` does not fit)."""
         if row := self._row_of(gpu, count):
             return [row], ""
         nodes = nodes_for(self._job, gpu, count)
@@ -264,7 +264,7 @@ class _Search:
 
 
 def _near_front(points: Sequence[tuple[str, int, float]], market: Market) -> list[tuple[str, int]]:
-    """Return the hardware that is near the front; points: GPU type, number, seconds of a step in one pool."""
+    """Return (GPU type, number) near the Pareto front; points: GPU type, number, seconds of a step in one pool."""
     dear = [(gpu, count, took, took * count * (market.offer(gpu).on_demand or 1.0)) for gpu, count, took in points]
     return [
         (gpu, count)
@@ -286,8 +286,8 @@ def _front(rows: Sequence[Row]) -> list[Row]:
 def choose(rows: Sequence[Row], limits: Limits) -> tuple[Row | None, str]:
     """Return the best row within the limits, or else the nearest one, and the reason in words.
 
-    A limit of money alone takes the fastest row, one of a step alone the fewest GPUs, and all others the cheapest row.
-    Rows whose high seconds are within the limits go before those whose predicted seconds are.
+    With only a budget the fastest row is best, with only a limit of a step the fewest GPUs, else the cheapest row.
+    Rows whose high seconds are within the limits go before rows of which only the predicted seconds are.
     """
     if not rows:
         return None, ""

@@ -20,7 +20,7 @@ READERS = {"critic", "cost", "teacher"}
 
 
 def agents() -> Iterator[Rule]:
-    """Yield the rules for the program, and for the algorithms and rewards that can learn from its episodes."""
+    """Yield the rules for an agent's program, and for the algorithms and rewards that can use its episodes."""
     path, command = "rollout.agent", Field("rollout.agent.command").is_given
     one = Field("rollout.agent.entrypoint").is_given != command
     yield Rule(path, AGENT.implies(one), "expected exactly one of entrypoint and command")

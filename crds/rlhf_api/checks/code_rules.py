@@ -1,4 +1,4 @@
-"""Rules for the manifest's fields of user code, and for its environment variables of the pods."""
+"""Rules for a manifest's fields that name user code, and for the environment variables of the pods."""
 
 from collections.abc import Iterator
 
@@ -18,11 +18,11 @@ CODE_IN = {
     "models.reward.sum": Field("reward.verifier.name", "one"),
     "evaluation.verifiers": Field("verifier.name", "one"),
 }
-"""List of the spec -> name of the verifier of an entry."""
+"""Path of a list in the spec -> expression for the name of an entry's verifier."""
 
 
 def user_code() -> Iterator[Rule]:
-    """Yield the rules for the manifest's fields of user code, such as: time limits are below the deadline of a call."""
+    """Yield the rules for fields that name user code, such as: its time limits are below the deadline of a call."""
     times: dict[str, Expression] = {}
     for form in ("models.reward", "models.reward.sum[].reward"):
         default: Expression | float = 0.0

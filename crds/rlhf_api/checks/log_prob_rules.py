@@ -1,4 +1,4 @@
-"""Rules for the two sources of a token's log-probability, trainer and generator, and for what compares them."""
+"""Rules for the source of a token's log-probability, trainer or generator, and for options that compare the two."""
 
 import operator
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ MISMATCHED = (
     *((path, Field(path).is_given) for path in ("rollout.quantization", "rollout.kvCache")),
     ("rollout.maxStaleness", STALE),
 )
-"""(field, whether it makes the generator's probabilities differ from the trainer's)."""
+"""(field, expression that is true if the field makes the generator's probabilities differ from the trainer's)."""
 BY_GENERATOR = Field("training.oldLogProbs") == "Generator"
 LEARNS = algorithm(lambda each: issubclass(each, PolicyGradient))
 
 
 def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
-    """Yield the rules for old log-probabilities, staleness and rounding, which need unrestricted sampling."""
+    """Yield the rules for options that read the generator's log-probabilities, which need unrestricted sampling."""
     path = "training.oldLogProbs"
     yield Rule(path, (Field(path) == "Auto") | LEARNS, "is {value}, but {name} reads none")
     corrected, weighs = Field("algorithm.rolloutCorrection").is_given, "weighs tokens by the generator's probabilities"
@@ -34,7 +34,7 @@ def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
             for each, differs in MISMATCHED
         ),
     ):
-        # Importance weights undo minResponseTokens (no `parameter`): it only divides probabilities by 1 - p(end).
+        # minResponseTokens (without `parameter`) divides probabilities by 1 - p(end); importance weights correct this.
         restrictions = rollout.sampling_restrictions().items()
         neutral = {to_camel(name): each.neutral for name, each in restrictions if each.parameter or not is_weighed}
         sampled = reduce(operator.and_, (Field(f"rollout.{name}") == value for name, value in neutral.items()))
@@ -45,7 +45,7 @@ def log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
 
 
 def steering() -> Iterator[Rule]:
-    """Yield the rules for the scalar that steers a KL to its target."""
+    """Yield the rules for `algorithm.kl.controller` and the KL target to which it steers."""
     controller, target = Field("algorithm.kl.controller"), Field("algorithm.kl.target").is_given
     is_fixed = controller.or_else("Fixed") == "Fixed"
     message = "is missing, controller {controller} needs it"
@@ -56,7 +56,7 @@ def steering() -> Iterator[Rule]:
 
 
 def corrections() -> Iterator[Rule]:
-    """Yield the rules for importance weights, and for the gate of the mismatch."""
+    """Yield the rules for importance weights (`algorithm.rolloutCorrection`), and for `watch.mismatch`."""
     path = "algorithm.rolloutCorrection"
     low, high, cap = (Field(f"{path}.{bound}") for bound in ("low", "high", "cap"))
     yield Rule(f"{path}.cap", high.is_given.implies(~cap.is_given), "is an older name of high, which is given, too")

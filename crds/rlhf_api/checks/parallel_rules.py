@@ -1,4 +1,4 @@
-"""Rules between the parallel sizes of a model, as far as a manifest has their numbers."""
+"""Rules that relate a model's parallel sizes to each other; sizes that a manifest leaves open are not checked."""
 
 import operator
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def sizes_of_generation(*, unless: Expression) -> Iterator[Rule]:
 
 
 def experts_of_actor() -> Iterator[Rule]:
-    """Yield the rules for the actor's experts, as far as a manifest has numbers; where slots are known, all models'."""
+    """Yield the rules for the actor's experts and their replay, as far as the manifest sets the sizes."""
     path, sizes = "models.actor.parallelism.expert", "models.actor.parallelism"
     size, experts, replicas = Field(path), Field("models.actor.shape.numExperts"), Field(f"{sizes}.replicas")
     data, tensor, context = (Field(f"{sizes}.{name}") for name in ("data", "tensor", "context"))

@@ -1,4 +1,4 @@
-"""Rules that span several fields of a spec, each one expression for `rlhf validate` and for a cluster's API server."""
+"""Rules that span several fields of a spec. `rlhf validate` and a cluster's API server evaluate the same ones."""
 
 import operator
 from collections import Counter

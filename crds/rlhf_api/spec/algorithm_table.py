@@ -23,7 +23,7 @@ PROJECT, GROUP = "rlhf-operator", "rlhf.algorithm_packages"
 
 def algorithm_packages() -> list[ModuleType]:
     """Import the packages of algorithms. Raises ModuleNotFoundError if the installed metadata names none."""
-    for installed in distributions(name=PROJECT):  # an older one may lie beside it
+    for installed in distributions(name=PROJECT):  # metadata of an older release may exist too
         if packages := [each.load() for each in installed.entry_points.select(group=GROUP)]:
             return packages
     raise ModuleNotFoundError(f"the package {PROJECT} is not installed, or an older version is: run `make install`")

@@ -93,7 +93,7 @@ class Algorithm(Spec):
         if tag_of(cls) and (missing := [each for each in ("paper", "step") if not hasattr(cls, each)]):
             raise TypeError(f"the algorithm {tag_of(cls)} has no {' and no '.join(missing)}")
         if not hasattr(cls, "step"):
-            return  # a base of others
+            return  # a base class
         data, *models = inspect.signature(cls.step).parameters
         kinds = get_args(RowKind)
         if data not in kinds:

@@ -162,7 +162,7 @@ def own_line(error: BaseException, function: Callable[..., Any] | None = None) -
 
 
 def own_place(function: Callable[..., Any]) -> str:
-    """Return ` (file:line)` of the start of a user's function or class; empty for those of this package."""
+    """Return ` (file:line)` of the start of a user's function or class; empty if it is not the user's."""
     inner = inspect.unwrap(function)
     return defined_at(inner) if package_of(str(getattr(inner, "__module__", ""))) in own_packages() else ""
 

@@ -17,7 +17,7 @@ def check_depth(value: object) -> object:
     """Refuse free JSON with more than `MAX_DEPTH` levels. A loop is used, since recursion could fail on deep input."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        containers = {id(each): each for each in level if isinstance(each, dict | list)}  # YAML may name one often
+        containers = {id(each): each for each in level if isinstance(each, dict | list)}  # aliases repeat a container
         level = [child for each in containers.values() for child in (each.values() if isinstance(each, dict) else each)]
     if any(isinstance(each, dict | list) for each in level):
         raise ValueError(f"holds more than {MAX_DEPTH} mappings and lists within each other")

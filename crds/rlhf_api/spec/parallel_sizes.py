@@ -116,7 +116,7 @@ class ParallelSizes:
         return part, shard
 
     def _micro(self) -> tuple[int, int]:
-        """Return (p / p_g, t / t_g), by which the stages and tensor shards of training are more than in generation."""
+        """Return (p / p_g, t / t_g): training stages in a generation stage, training shards in a generation shard."""
         if self.pipeline % self.generation_pipeline or self.tensor % self.generation_tensor:
             raise ValueError(f"the generation sizes of {self!r} do not divide its training sizes")
         return self.pipeline // self.generation_pipeline, self.tensor // self.generation_tensor

@@ -20,7 +20,7 @@ besides its tokens. Only the last group is left when generation ends.
 
 
 def stream_groups(rows: int) -> list[range]:
-    """Return the groups of a rank's `rows` responses as ranges of places in the order in which the responses end."""
+    """Return the groups (STREAM_SHARES) of a rank's `rows` responses: ranges of indices, by the order of their ends."""
     ends = [int(rows * share) for share in accumulate(STREAM_SHARES)]
     return [range(*each) for each in pairwise([0, *ends])]
 

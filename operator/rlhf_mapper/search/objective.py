@@ -25,9 +25,9 @@ class Objective:
     """Whether a step generates the responses of a later step while it prepares and trains. The second of four stages is
     then the transition: the actor's ranks send weights, and their link carries no gradients meanwhile."""
     streams: tuple[tuple[float, float], ...] = ()
-    """How scoring in other pools overlaps generation: (end as a share of generation, share of the scoring that is
-    left then) of each group of responses, the shortest first. The tables then have a stage for the preparation of the
-    pool that generates, and the next one for that of other pools."""
+    """Overlap of scoring in other pools with generation: (end as a share of generation, share of all scoring that is
+    left at this end) by group of responses, the shortest first. The tables then have two stages of preparation: of the
+    pool that generates, and of the other pools."""
 
     def on(self, hosts: Sequence[int]) -> Self:
         """Return the objective with a price for each node group of a search; hosts: each one's index in the cluster."""
@@ -44,9 +44,9 @@ class Objective:
         return np.stack([generation, np.maximum(own, scored - generation), training], axis=-1)
 
     def step(self, stages: Floats) -> Floats:
-        """Return seconds of steps [...] by stages [..., S]: their sum, generation beside others if `works_ahead`."""
+        """Return seconds of steps [...] by stages [..., S]: their sum; if `works_ahead`, generation overlaps."""
         generation, preparation, training = np.moveaxis(self.three(stages), -1, 0)
-        seconds: Floats = generation + preparation + training  # one order, so equal stages give equal sums
+        seconds: Floats = generation + preparation + training  # in a fixed order, so equal stages give equal sums
         if self.works_ahead:
             seconds = np.maximum(generation, preparation + training + stages[..., 1])
         return seconds

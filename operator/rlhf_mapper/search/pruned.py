@@ -64,9 +64,9 @@ class _Boxes:
     typed: Ints
     """[M] index of each box's typed placement."""
     low: Ints
-    """[M, 3] lower limit of the slowest set's seconds in each stage, as an index into `StackedTables.seconds`."""
+    """[M, stages] lower limit of the slowest set's seconds in each stage, as an index into `StackedTables.seconds`."""
     high: Ints
-    """[M, 3] upper limit of the slowest set's seconds in each stage, as an index into `StackedTables.seconds`."""
+    """[M, stages] upper limit of the slowest set's seconds in each stage, as an index into `StackedTables.seconds`."""
     first: Floats
     """[M] lower bound of the first number of `Objective.keys` in each box; `second` bounds the second number."""
     second: Floats
@@ -166,7 +166,7 @@ def _halved(problem: _Problem, goal: Objective, best: _Best, boxes: _Boxes) -> _
 
 
 def _split(stacked: StackedTables, boxes: _Boxes, chosen: Ints) -> _Boxes:
-    """Return both halves of each of M boxes; chosen: [M, 3 stages] ranks of the slowest set with the smallest pools."""
+    """Return both halves of each of M boxes; chosen: [M, stages] ranks of the slowest set with the smallest pools."""
     low, high = boxes.low.copy(), boxes.high.copy()
     start, end = stacked.values(low), np.minimum(chosen, high)
     stop = stacked.values(end)
@@ -186,7 +186,7 @@ def _worthwhile(problem: _Problem, best: _Best, boxes: _Boxes) -> NDArray[np.boo
 
 
 def _lowest(problem: _Problem, typed: Ints, options: Ints, gpus: Ints, spare: Floats) -> Ints:
-    """Return lower bounds of the slowest set's ranks, [M, 3 stages]: each set alone gets GPUs of weight `spare`."""
+    """Return lower bounds of the slowest set's ranks, [M, stages]: each set alone gets GPUs of weight `spare`."""
     weights = np.broadcast_to(problem.weights, gpus.shape)
     affordable = np.divide(spare[:, None], weights, out=np.full(gpus.shape, np.inf), where=weights > 0)
     room = np.minimum(problem.budgets - gpus, np.maximum(affordable, 0)).astype(np.int64)

@@ -29,7 +29,7 @@ class StackedTables:
         """[N] pool size in GPUs of each option of all tables."""
         seconds = np.concatenate([np.pad(seconds, ((0, 0), (0, 1)), constant_values=np.inf) for _, seconds in kept], 1)
         self.seconds = np.sort(seconds, 1)
-        """[3, N] seconds of each rank in each stage, ascending from 0."""
+        """[stages, N] seconds of each rank in each stage, ascending from 0."""
         width = self.seconds.shape[1]
         ranks = np.stack([np.searchsorted(value, stage) for value, stage in zip(self.seconds, seconds, strict=True)])
         ranks[:, gpus > most] = width
@@ -37,28 +37,28 @@ class StackedTables:
         offset = number * (width + 1)
         lowered = np.minimum.accumulate(np.where(gpus > most, 0, ranks) - offset, axis=1)
         self.ranks = np.ascontiguousarray(ranks.T)
-        """[N, 3] rank of each option's seconds in each stage; an end mark lies above all ranks."""
+        """[N, stages] rank of each option's seconds in each stage; an end mark lies above all ranks."""
         self.by_gpus = number * (most + 2) + gpus
         """[N] ascending key of each option: number of its table, then GPUs."""
         self.by_rank = width - lowered
-        """[3, N] ascending key of each option: number of its table, then its `least_ranks` in reverse."""
+        """[stages, N] ascending key of each option: number of its table, then its `least_ranks` in reverse."""
         self.least_ranks = np.ascontiguousarray((lowered + offset).T)
-        """Lowest rank in each stage among an option and its table's options of fewer GPUs: [N options, 3 stages]."""
+        """Lowest rank in each stage among an option and its table's options of fewer GPUs: [N options, stages]."""
 
     def within(self, tables: Ints, gpus: Ints) -> Ints:
-        """Return each table's lowest ranks, [..., 3 stages], among options of at most `gpus` GPUs; one must exist."""
+        """Return each table's lowest ranks, [..., stages], among options of at most `gpus` GPUs; one must exist."""
         last = np.searchsorted(self.by_gpus, tables * (self.most_gpus + 2) + np.minimum(gpus, self.most_gpus), "right")
         ranks: Ints = self.least_ranks[last - 1]
         return ranks
 
     def smallest(self, tables: Ints, ranks: Ints) -> Ints:
-        """Return the index [M, S] of each table's option of fewest GPUs with ranks <= `ranks` [M, 3], or end mark."""
+        """Return each table's option of fewest GPUs with ranks <= `ranks` [M, stages], or end mark: index [M, sets]."""
         width = self.seconds.shape[1] + 1
         option = np.zeros_like(tables)
         for stage in range(len(self.seconds)):
             key = (tables + 1) * width - 1 - ranks[:, None, stage]
             np.maximum(option, np.searchsorted(self.by_rank[stage], key), out=option)
-        # Each stage alone allows an option no smaller; only where seconds go up and down must more be tried.
+        # No stage allows a smaller option. Where seconds do not fall with size, larger options may be needed.
         row, column = np.nonzero(((self.ranks[option] > ranks[:, None]).any(2)) & (self.gpus[option] <= self.most_gpus))
         while len(row):
             option[row, column] += 1
@@ -68,18 +68,18 @@ class StackedTables:
         return option
 
     def values(self, ranks: Ints) -> Floats:
-        """Return the seconds at `ranks`, which are indices into a stage's sorted seconds; both are [M, 3 stages]."""
+        """Return the seconds at `ranks`, which are indices into a stage's sorted seconds; both are [M, stages]."""
         seconds: Floats = self.seconds[np.arange(len(self.seconds)), ranks]
         return seconds
 
     def highest(self, seconds: Floats) -> Ints:
-        """Return the highest ranks whose seconds are at most `seconds`, both [M, 3 stages]; -1 for negative seconds."""
+        """Return the highest ranks whose seconds are at most `seconds`, both [M, stages]; -1 for negative seconds."""
         columns = [np.searchsorted(own, given, "right") - 1 for own, given in zip(self.seconds, seconds.T, strict=True)]
         return np.stack(columns, 1)
 
 
 def _useful(table: StageTable, budget: int) -> tuple[Ints, Floats]:
-    """Return (GPUs [K'], seconds [3 stages, K']) of a table's K' useful options: pool sizes that fit and help.
+    """Return (GPUs [K'], seconds [stages, K']) of a table's K' useful options: pool sizes that fit and help.
 
     Most options that an option of fewer GPUs equals or beats in every stage are left out. An option is compared with
     the option of fewer GPUs that is fastest in each stage, and in the sum of the stages.

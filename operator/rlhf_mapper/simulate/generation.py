@@ -74,7 +74,7 @@ def _last_wave(passes: Passes, load: Workload, generator: Layouts, count: Number
     """Return the seconds of all decode steps of `count` sequences that start together and end one after the other.
 
     If each of n sequences is still running with probability s, at least one is with probability 1 - (1 - s)^n. All
-    replicas wait for the last sequence of all: its replica runs alone in the end.
+    replicas wait for the longest sequence, whose replica runs alone at the end.
     """
     tokens, share = np.array(load.response.still_running).T.reshape(2, -1, *(1,) * count.ndim)
     before = np.concatenate([0 * tokens[:1], tokens[:-1]])
@@ -98,7 +98,7 @@ def prefill_seconds(passes: Passes, load: Workload, generator: Layouts, sequence
 def decode_step(passes: Passes, generator: Layouts, at_once: Numbers, context: Numbers | float) -> Numbers:
     """Return the seconds of a decode step of `at_once` sequences that have `context` tokens each.
 
-    They are those of weights, attention, all-reduces, kernel starts, and the generator's own code. Kernels of 8 bits
+    They cover weights, attention, all-reduces, kernel launches, and the generator's own code. Kernels of 8 bits
     were not measured: they take the seconds of 16 bits in proportion to the bytes that they read.
     """
     model, gpu, own = passes.model, passes.nodes.gpu, passes.software.efficiency

@@ -39,7 +39,7 @@ class Widths:
     routed: float = 0.0
     """Bytes per unit of experts of a token x hidden size: copies of hidden states in the order of the experts."""
     exchanged: float = 0.0
-    """Further bytes of this kind if the tokens go to the ranks of their experts and back."""
+    """Further bytes per unit of the same, if tokens go to the ranks of their experts and back."""
 
     def on(self, model: Architecture, layouts: Layouts) -> Numbers:
         """Return the bytes of a token of a layer on a rank of a layout."""
@@ -63,9 +63,9 @@ def kept(model: Architecture, software: Software) -> Widths:
     Eager layers keep: for a norm its input in float32, the normalised values and its output; in the MLP gate,
     silu(gate), up and their product; in attention queries, keys, values and output. Rotary embeddings keep nothing.
     SDPA copies the joined outputs of documents. Fused norms keep their input and output, and a fused MLP keeps gate, up
-    and their product; rotary embeddings work in place. Experts keep inputs and outputs; outputs
-    from other ranks are kept once more. Megatron's layers are those of
-    Korthikanti et al. (arXiv 2205.05198, with flash attention: 34 h), with queries as wide as hidden states.
+    and their product; rotary embeddings work in place. Experts keep inputs and outputs, and outputs from other ranks
+    twice. Megatron's layers are those of Korthikanti et al. (arXiv 2205.05198, with flash attention: 34 h), with
+    queries as wide as hidden states.
     """
     size = software.compute_bytes
     if software.layers == "Megatron":

@@ -58,7 +58,7 @@ class Layouts:
         return np.where(self.exchanges_tokens, UNEVEN_EXPERTS, 1.0)
 
     def gathers_keys(self, model: Architecture) -> NDArray[np.bool_]:
-        """Whether each context-parallel rank attends with its own tokens to all keys, since the heads do not divide."""
+        """Whether context-parallel ranks gather all keys, as c does not divide the heads; else they exchange heads."""
         queries, keys = model.heads / self.t, model.kv_heads / self.t
         divides = (queries % self.c == 0) & ((keys % self.c == 0) | (self.c % np.maximum(keys, 1.0) == 0))
         gathers: NDArray[np.bool_] = ~divides

@@ -54,8 +54,8 @@ class Update:
 def usable(software: Software, gpu_memory: float, gpus: NDArray[Any] | float, *, generates: bool) -> Numbers:
     """Return the bytes of a GPU that states, activations and the KV cache may fill together, by pool size.
 
-    generates: whether the generator has CUDA graphs there. The generator's own share (`gpu_memory_utilization`) is one
-    of the whole memory.
+    generates: whether the generator has CUDA graphs there. The generator's own share (`gpu_memory_utilization`) refers
+    to all memory of the GPU instead.
     """
     reserve = software.reserve
     held = reserve.context + reserve.nccl * (np.asarray(gpus) > 1) + reserve.graphs * generates
@@ -106,7 +106,7 @@ def fullest(moments: Sequence[Moment], tokens: Numbers | float) -> Numbers:
 
 def most_tokens(moments: Sequence[Moment], room: Numbers | float) -> Numbers:
     """Return the most tokens of a micro-batch with which every moment fits in `room` bytes; negative: none fits."""
-    with np.errstate(divide="ignore", invalid="ignore"):  # at moments without bytes per token, none or any fit
+    with np.errstate(divide="ignore", invalid="ignore"):  # without bytes per token any number fits, or none
         return reduce(np.fmin, ((room - each.fixed) / each.of_a_token for each in moments))
 
 
@@ -119,7 +119,7 @@ def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
 def reading(model: Architecture, software: Software, layouts: Layouts, longest: Numbers | float) -> list[Moment]:
     """Return moments of forward passes at which memory may be fullest.
 
-    longest: most tokens of a rank at once that the head reads, those of responses.
+    longest: most response tokens of a rank in one micro-batch; the head computes only these.
     """
     if not software.shards_weights:
         return [_whole(model, layouts, layer.kept(model, software).on(model, layouts))]
@@ -169,7 +169,7 @@ def updating(
             Moment(gradients.waiting + busy_with, alive + again + busy),
             Moment(gradients.waiting + of_others + busy_with, alive - each + again + busy),
             Moment(left + of_others + busy_with, inputs + of_layer + busy),
-            # experts whose gradients are in the sum have no activations any more
+            # once experts' gradients are in the sum, their activations are free
             Moment(gradients.waiting + gradients.in_sum + busy_with, alive - each),
             Moment(left + gradients.in_sum + busy_with, inputs),
             Moment(at_head, alive + stage.of_a_token),
@@ -188,7 +188,7 @@ class _Stage:
     """Bytes of the output head's weight, whose gradient waits for the embedding's."""
     layer: Numbers
     experts: Numbers
-    """Part of `layer` for experts that are gathered apart, those of one layer at a time in a backward pass."""
+    """Part of `layer` for experts, if they are gathered apart; a backward pass gathers those of one layer at a time."""
     layers: Numbers
     """Bytes of the weights of all layers that are gathered one by one."""
     shards: Numbers

@@ -64,9 +64,9 @@ def expert_products(model: Architecture, gpu: Gpu) -> Table:
 
 
 def expert_part(model: Architecture, gpu: Gpu, tokens: Numbers, parts: Numbers | float) -> Numbers:
-    """Return the seconds of one of `parts` parts of a layer's experts with the tokens of `parts` ranks.
+    """Return the seconds of a rank that computes one of `parts` parts of a layer's experts, for `parts` ranks.
 
-    tokens: of a rank. Each rank has them routed to all experts, and computes a part of the experts for all ranks.
+    tokens: of each rank, which sends them to the ranks of their experts.
     """
     of_all = tokens * parts
     beyond = np.maximum(of_all / ROWS[-1], 1.0)  # beyond the table seconds grow with the rows
