@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from rlhf_api.checks.pod_template import problems_of_templates
 from rlhf_api.checks.rules import reads_reference, reference_is_actor, rule_problems, used_roles
 from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
+from rlhf_api.measures import measure_of, pass_sizes
 from rlhf_api.names import Role
 from rlhf_api.own_code import add_search_path
 from rlhf_api.problems import SpecError
@@ -17,10 +18,12 @@ from rlhf_api.pydantic_errors import validated
 from rlhf_api.spec import job_spec
 from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.spec.custom_algorithm import AlgorithmFacts
+from rlhf_api.spec.data import DataSets
 from rlhf_api.spec.deadlines import CALL_SECONDS
 from rlhf_api.spec.job_spec import JobSpec, Model, Optimizer, Placement, Pool
 from rlhf_api.spec.judges import RewardJudge
 from rlhf_api.spec.merging import Merging
+from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_api.status import MappedPool
 
 MAX_NAME_LENGTH = 40
@@ -90,6 +93,33 @@ class Job(Spec):
     def has_reward(self) -> bool:
         """Whether the responses of an RL job get a score from a reward, an environment or an agent."""
         return self.spec.models.reward is not None or self.spec.rollout.gives_reward
+
+    @property
+    def measures(self) -> list[str]:
+        """Names of the evaluation's measures, without parts that functions name only when they are called."""
+        asked = self.spec.evaluation
+        if asked is None:
+            return []
+        if self.spec.algorithm.offline:
+            return ["loss" if "completions" in self.spec.algorithm.data else "pair_accuracy"]
+        scores = [*["reward"] * self.has_reward, *["cost"] * ("cost" in self.models())]
+        scores += [*(function.name for function in asked.functions), *(verifier.name for verifier in asked.verifiers)]
+        passes = [f"{each}_pass_at_{k}" for each in self.pass_measures for k in pass_sizes(asked.samples_per_prompt)]
+        sets = ["", *(of_set.name for of_set in asked.data.sets)] if isinstance(asked.data, DataSets) else [""]
+        names = [*scores, "response_tokens", "response_finished", *passes, "win_rate"]
+        return [measure_of(name, measure) for name in sets for measure in names]
+
+    @property
+    def pass_measures(self) -> list[str]:
+        """Names of the evaluation's pass-or-fail measures (verifiers), which also give a pass@k."""
+        names = [verifier.name for verifier in self.spec.evaluation.verifiers] if self.spec.evaluation else []
+        return [*names, "reward"] if isinstance(self.spec.models.reward, RewardVerifier) else names
+
+    def is_measured(self, name: str) -> bool:
+        """Whether the evaluation has a measure of this name, or may have it as a part of a function's score."""
+        functions = self.spec.evaluation.functions if self.spec.evaluation else ()
+        parts = tuple(f"{function.name}_" for function in functions)
+        return name in self.measures or name.rpartition("/")[2].startswith(parts)
 
     def trained(self) -> tuple[Role, ...]:
         """Return the roles of the trained models, which have an optimizer."""

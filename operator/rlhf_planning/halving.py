@@ -12,7 +12,6 @@ from rich.table import Table
 
 from rlhf_api.chain import inputs_of
 from rlhf_api.job import Job
-from rlhf_api.measures import is_measured, measures_of
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_planning.numbers import number
 
@@ -91,8 +90,8 @@ def search_of(jobs: Sequence[Job], varied: Sequence[str], measure: str, budget: 
     if chain[-1].spec.evaluation is None or not measure.startswith(PREFIX):
         message = f"is {measure}, expected {PREFIX}NAME, of the evaluation of {chain[-1].name}"
         raise SpecError([Problem("--measure", message)])
-    if not is_measured(chain[-1], measure.removeprefix(PREFIX)):
-        near = suggestion(measure, [f"{PREFIX}{each}" for each in measures_of(chain[-1])])
+    if not chain[-1].is_measured(measure.removeprefix(PREFIX)):
+        near = suggestion(measure, [f"{PREFIX}{each}" for each in chain[-1].measures])
         raise SpecError([Problem("--measure", f"is {measure}, which {chain[-1].name} does not write; {near}")])
     return Search(chain, measure, trials, rungs_of(len(trials), steps, budget))
 

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import load
-from rlhf_api.measures import measures_of
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError, together
 from rlhf_trainer.generation import families
@@ -371,15 +370,15 @@ def test_a_best_measure_that_is_not_measured_is_told(check: Check) -> None:
 def test_the_names_that_are_told_are_those_that_are_measured(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(PPO)
     (job,) = load(tmp_path / "job.yaml", list(MEASURING))
-    assert {"reward", "more/brief_pass_at_2", "more/rule", "win_rate"} <= set(measures_of(job))
-    assert not {"loss", "more/rewards", "brief_pass_at_3"} & set(measures_of(job))
+    assert {"reward", "more/brief_pass_at_2", "more/rule", "win_rate"} <= set(job.measures)
+    assert not {"loss", "more/rewards", "brief_pass_at_3"} & set(job.measures)
     data = DataShape(rows=1, total_steps=7, evaluation_rows=2, facts=(), digests={}, evaluation_sets={"more": 1})
     nothing: Any = SimpleNamespace(models={})
     evaluation = evaluation_of(job, nothing, data)
     scores = {"reward": 1.0, "rule": 1.0, "brief": 1.0}
     row = {"prompt": "", "response": "", "finished": True, "response_tokens": 1, "scores": scores}
     evaluation.restore([[row, row]] * 2)
-    assert sorted(evaluation.measures()) == sorted(measures_of(job))
+    assert sorted(evaluation.measures()) == sorted(job.measures)
 
 
 def test_every_job_and_every_mistake_is_told_at_once(check: Check) -> None:

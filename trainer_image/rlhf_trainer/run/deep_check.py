@@ -15,7 +15,6 @@ import torch
 
 from rlhf_api.chain import SCHEME, merged_models
 from rlhf_api.job import Job
-from rlhf_api.measures import is_measured, measures_of
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithms import Distilling
@@ -236,8 +235,8 @@ class JobCheck:
     def _try_measure(self) -> None:
         """Check that the evaluation will measure what `checkpoint.keepBest` names."""
         wanted = self._job.spec.checkpoint.keep_best
-        if wanted and self._job.spec.evaluation and not is_measured(self._job, wanted):
-            require_measure(self._job, measures_of(self._job))
+        if wanted and self._job.spec.evaluation and not self._job.is_measured(wanted):
+            require_measure(self._job, self._job.measures)
 
     def _origin(self, role: Role) -> WorkerSetting:
         return origin_of(self._job, role, self._jobs, self._output)[0]

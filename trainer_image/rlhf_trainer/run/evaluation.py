@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rlhf_api.job import Job
-from rlhf_api.measures import measure_of, measures_of, pass_sizes, verified
+from rlhf_api.measures import measure_of, pass_sizes
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.ops.pass_at_k import pass_at
 from rlhf_trainer.run.job_run import Evaluator, ModelRuntime
@@ -26,7 +26,7 @@ class HeldOut(Evaluator):
     def __init__(self, runtime: ModelRuntime, data: DataShape, *, job: Job) -> None:
         self._runtime, self._rows = runtime, data.evaluation_rows
         (role,), calls = job.spec.algorithm.trained, job.spec.algorithm.calls
-        (self._measure,) = measures_of(job)
+        (self._measure,) = job.measures
         self._evaluate = getattr(runtime.models[role], OFFLINE[self._measure])
         self._before = [getattr(runtime.models[of], call) for of, call in calls if call.startswith("compute_")]
 
@@ -64,7 +64,7 @@ class ResponseEvaluator(Evaluator):
         self._costs = runtime.models.get("cost")
         self._options = {} if not asked.greedy else {"do_sample": False}
         self._samples = asked.samples_per_prompt
-        self._passed = verified(job)
+        self._passed = job.pass_measures
         judges = [*(function.name for function in asked.functions), *(verifier.name for verifier in asked.verifiers)]
         self._decider = judges[0] if judges else "reward"
         self._before: list[JudgedRow] = []
