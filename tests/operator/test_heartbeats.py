@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -129,7 +128,7 @@ def test_a_head_that_is_gone_or_silent_is_no_heartbeat(monkeypatch: pytest.Monke
         head.delay = 3600
         assert not await heartbeats.read("u", POD)
 
-    monkeypatch.setattr(module, "TIMEOUT", aiohttp.ClientTimeout(total=0.2))
+    monkeypatch.setattr(module, "READ_SECONDS", 0.2)
     run(test)
 
 

@@ -25,7 +25,9 @@ from rlhf_operator.times import ServerClock
 
 MAX_REQUESTS: Final = 16
 MAX_ATTEMPTS: Final = 5
-TIMEOUT: Final = aiohttp.ClientTimeout(total=20, sock_connect=5)
+REQUEST_SECONDS: Final = 20.0
+# aiohttp's own limit of a request, `total`, can swallow the cancellation of a task that comes at the same moment.
+TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5)
 MAX_PAUSE: Final = 30.0  # seconds between two tries of a request, before jitter; also the limit of Retry-After
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID, BUSY = 401, 403, 404, 409, 410, 422, 429
 
@@ -207,7 +209,7 @@ class Client:
         """Send a request once; return (HTTP code, answer). Raises ApiError, also if the answer is no JSON object."""
         where = f"{method} {path}"
         try:
-            async with self._slots:
+            async with self._slots, asyncio.timeout(REQUEST_SECONDS):
                 sent = time.monotonic()
                 response = await DynamicClient(self._api).request(  # type: ignore[no-untyped-call]
                     method,

@@ -1,5 +1,6 @@
 """Heartbeats: the trainer's progress, read from the head pods over HTTP, so that no pod needs credentials."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from rlhf_operator import names
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.snapshot import Heartbeat, ObservedPod
 
-TIMEOUT: Final = aiohttp.ClientTimeout(total=3)
+READ_SECONDS: Final = 3.0
 MAX_BYTES: Final = 2**20
 MAX_PARTS: Final = 5_000  # lists and objects
 
@@ -33,7 +34,8 @@ class Heartbeats:
     def __init__(self, clock: Callable[[], datetime], port: int = names.STATUS_PORT) -> None:
         self._clock, self._port = clock, port
         self._last: dict[str, Heartbeat] = {}
-        self._session = aiohttp.ClientSession(timeout=TIMEOUT, connector=aiohttp.TCPConnector(force_close=True))
+        connector, unlimited = aiohttp.TCPConnector(force_close=True), aiohttp.ClientTimeout(total=None)
+        self._session = aiohttp.ClientSession(timeout=unlimited, connector=connector)
 
     async def close(self) -> None:
         await self._session.close()
@@ -67,7 +69,10 @@ class Heartbeats:
     async def _ask(self, ip: str) -> Any:
         host = f"[{ip}]" if ":" in ip else ip
         try:
-            async with self._session.get(f"http://{host}:{self._port}/status.json", allow_redirects=False) as response:
+            async with (
+                asyncio.timeout(READ_SECONDS),
+                self._session.get(f"http://{host}:{self._port}/status.json", allow_redirects=False) as response,
+            ):
                 if response.status != 200:
                     return None
                 body = await response.content.read(MAX_BYTES)
