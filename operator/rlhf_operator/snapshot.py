@@ -352,19 +352,25 @@ def amounts(quantities: Mapping[str, Any]) -> Counter[str]:
 
 
 def requests_of(pod: Document) -> Counter[str]:
-    """Return a pod's requests: by resource, the larger of its containers' sum and any init container, plus overhead."""
+    """Return a pod's requests by resource: the larger of what it needs to start and to run, plus overhead.
+
+    To start, an init container runs beside the sidecars before it; to run, all containers and sidecars do.
+    """
 
     def requested(container: Document) -> Counter[str]:
         # As in Kubernetes, a container with a limit and no request requests its limit.
         resources = container.get("resources", {})
         return amounts({**resources.get("limits", {}), **resources.get("requests", {})})
 
-    before = pod.get("initContainers", ())
-    together = Counter[str]()
-    for each in (*pod["containers"], *(each for each in before if each.get("restartPolicy") == "Always")):
+    together, starting = Counter[str](), Counter[str]()
+    for each in pod.get("initContainers", ()):
+        if each.get("restartPolicy") == "Always":
+            together.update(requested(each))
+        else:
+            starting |= together + requested(each)
+    for each in pod["containers"]:
         together.update(requested(each))
-    for each in before:
-        together |= requested(each)
+    together |= starting
     together.update(amounts(pod.get("overhead", {})))
     return together
 

@@ -373,6 +373,8 @@ def test_a_pod_holds_its_containers_sum_or_an_earlier_one() -> None:
         overhead={"memory": "1Mi"},
     )
     assert parse.pod(document).requests == {"nvidia.com/gpu": 3, "memory": 9 * 2**30 + 2**20, "cpu": 8000}
+    document["spec"]["initContainers"] = before[::-1]  # the sidecar runs beside the container after it
+    assert parse.pod(document).requests == {"nvidia.com/gpu": 3, "memory": 10 * 2**30 + 2**20, "cpu": 8000}
     document["spec"]["initContainers"] = before[1:]
     assert parse.pod(document).requests == {"nvidia.com/gpu": 3, "memory": 6.5 * 2**30 + 2**20, "cpu": 8000}
     document["status"]["phase"] = "Succeeded"
