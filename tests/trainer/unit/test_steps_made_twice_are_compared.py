@@ -342,6 +342,12 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], int, str]] =
     "no step": (_nothing, ("--from=2",), 2, "{run}/sft: no step after 2 has ended"),
     "no record": (lambda run: (run / "sft" / RUN).unlink(), (), 2, "{run}/sft/run.json: is not there"),
     "damaged": (lambda run: (run / "sft" / RUN).write_text("{"), (), 4, "{run}/sft/run.json: is not as a run left it"),
+    "damaged steps": (
+        lambda run: (run / "sft" / METRICS).write_text("{\n"),
+        (),
+        4,
+        "{run}/sft/metrics.jsonl: is not as a run left it",
+    ),
     "no data": (
         _nothing,
         ("--set=data.train.uri=file:///gone.jsonl",),

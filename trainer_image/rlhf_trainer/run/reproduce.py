@@ -135,8 +135,7 @@ def _original(run: Path, job: str | None, count: int, after: int | None) -> Orig
         there = ", ".join(map(str, whole)) or "none"
         sentence = f"{name} has no whole checkpoint of that step; there are: {there}"
         raise SpecError([Problem(f"--from {begin}", sentence)])
-    with reading(folder.path / METRICS):
-        steps = [step for step in sorted(by_step(folder.path / METRICS)) if begin < step <= begin + count]
+    steps = [step for step in sorted(by_step(folder.path / METRICS)) if begin < step <= begin + count]
     if not steps:
         raise SpecError([Problem(str(folder.path), f"no step{f' after {begin}' * bool(begin)} has ended")])
     first, manifest = read_job(folder.path / JOB_FILE), (folder.path / JOB_FILE).read_text()

@@ -7,7 +7,7 @@ from typing import Any
 from rlhf_planning.numbers import shortened
 from rlhf_trainer.run_folder.attempt import from_json
 from rlhf_trainer.run_folder.evidence import RUN, parsed
-from rlhf_trainer.run_folder.folder import METRICS, RANKS
+from rlhf_trainer.run_folder.folder import METRICS, RANKS, reading
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS, read_step_rollouts
 from rlhf_trainer.run_folder.step_metrics import repeats
 
@@ -54,12 +54,16 @@ def weight_checksums(folder: Path) -> dict[int, dict[str, str]]:
 
 
 def by_step(file: Path) -> dict[int, dict[str, Any]]:
-    """Return the complete lines of a .jsonl file by step; if a step ran twice, its later line."""
+    """Return the complete lines of a .jsonl file by step; if a step ran twice, its later line.
+
+    Raises EnvironmentProblem if the file is damaged.
+    """
     found: dict[int, dict[str, Any]] = {}
-    for line in file.read_bytes().splitlines(keepends=True) if file.is_file() else ():
-        if line.endswith(b"\n"):  # a run may be writing the last line
-            each = dict(from_json(line))
-            found[each["step"]] = each
+    with reading(file):
+        for line in file.read_bytes().splitlines(keepends=True) if file.is_file() else ():
+            if line.endswith(b"\n"):  # a run may be writing the last line
+                each = dict(from_json(line))
+                found[each["step"]] = each
     return found
 
 
