@@ -183,7 +183,7 @@ class Script:
         return True
 
     def _set(self, node: Node, arguments: list[str]) -> None:
-        """Make what a command sets unknown, except by `read -d "" NAME <<END`, where NAME is the text up to END."""
+        """Make what a command sets unknown; but `read -d "" NAME <<END` sets NAME to the text up to END."""
         parts = [part for each in node.parent.named_children for part in each.named_children] if node.parent else []
         texts = [self._state.scalar(part, True) for part in parts if part.type == "heredoc_body"]
         if texts and "-d" in arguments:

@@ -20,7 +20,7 @@ PEERS = read_table(__package__, "peers.yaml", dict[str, dict[str, Any]])
 def commands_of(job: Job, mapping: DeviceMapping) -> dict[str, tuple[str, str]]:
     """Return project -> (command line with a mapped job's layout, or empty if it cannot run the job; what differs).
 
-    Numbers, models and layout are the job's; other settings, such as learning rates, have the project's defaults.
+    Numbers, models and layout are the job's. Settings that its manifest leaves out have the project's defaults.
     """
     return {project: _command(project, peer, job, mapping) for project, peer in PEERS.items()}
 

@@ -128,7 +128,7 @@ def _correction(draft: Draft, values: Mapping[str, Any]) -> None:
         mode = "Mask" if low else "Truncate"
         several.correction(draft, level=str(values["is"]).capitalize(), mode=mode, low=low, high=high, **options)
     elif level := REJECTIONS.get(str(rejects)):
-        low, _, high = str(values["rs_threshold"]).rpartition("_")  # inverse ratio: generator's over trainer's
+        low, _, high = str(values["rs_threshold"]).rpartition("_")  # inverse: generator's probability over trainer's
         bounds = {"low": 1 / float(high), "high": 1 / float(low) if low else high}
         several.correction(draft, level=level, mode="Mask", **bounds, **options)
         draft.checks.append("rolloutCorrection weighs what is kept by its ratio, too; verl's rollout_rs alone does not")

@@ -48,7 +48,7 @@ def instructed(
 
 
 def set_chat_template(tokenizer: PreTrainedTokenizerBase, data: Data, path: str) -> PreTrainedTokenizerBase:
-    """Set the tokenizer's chat template and its arguments by `data`; return the tokenizer. path: job and field."""
+    """Set a tokenizer's chat template and arguments by `data`, and return it. path: job and field, for errors."""
     if "://" in data.chat_template:
         try:
             tokenizer.chat_template = Path(local_path(data.chat_template)).read_text(encoding="utf-8")

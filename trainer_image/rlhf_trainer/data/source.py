@@ -144,7 +144,7 @@ def _open_local(source: DataSource, path: str, columns: list[str]) -> OpenedRows
 def _open_rows_alone(
     found: Path, kind: str, source: DataSource, path: str, options: Mapping[str, Any], error: DataError
 ) -> OpenedRows:
-    """Open JSON or CSV files with bad lines through a copy of their good lines; each version of the files has its own.
+    """Open JSON or CSV files with bad lines through a copy of their good lines; changed files get a new copy.
 
     Raises `error`, the failure to open the original, if the copy has no rows or cannot be opened either.
     """

@@ -120,7 +120,7 @@ def _changes(values: Sequence[float]) -> bool:
 def _described(name: str, values: Sequence[float]) -> str:
     """Return a metric's meaning, its unit, and `logarithmic` if these values are plotted on such an axis."""
     row = metric_of(name)
-    notes = [row.unit] if row and row.unit not in ("1", "ratio") else []  # units that the meaning names
+    notes = [row.unit] if row and row.unit not in ("1", "ratio") else []  # the meaning says these two
     notes += ["logarithmic"] if values and plots.is_log(values) else []
     meaning = row.meaning.rstrip(".") if row else ""
     return f"{meaning} ({', '.join(notes)})".strip() if notes else meaning

@@ -40,7 +40,7 @@ class StepTimeline:
 
 
 def step_timeline(job: JobRecord) -> StepTimeline | None:
-    """Return the timeline of the traced step of median length, if possible not the first; None without a whole step."""
+    """Return the timeline of the traced step of median length, if possible not the first; None if none is whole."""
     span = _median_step(job)
     if span is None:
         return None

@@ -99,7 +99,7 @@ def _are_same(found: list[str], wanted: list[str]) -> bool:
 
 
 def _is_same(word: str, wanted: str) -> bool:
-    """Whether two words are the same; if `wanted` has a decimal point, the numbers may differ by a millionth."""
+    """Whether two words are the same; if `wanted` has a decimal point, they may differ by 1e-6 (relative above 1)."""
     with suppress(ValueError):
         if "." in wanted:
             return abs(float(word) - float(wanted)) <= 1e-6 * max(1.0, abs(float(wanted)))
@@ -112,7 +112,7 @@ def _words(text: str) -> list[str]:
 
 
 def _runnable(text: str) -> Test:
-    """Return the test that runs Python code, without its calls of test runners; ValueError if it checks nothing."""
+    """Return the test that runs Python code, without its calls of test runners; ValueError for an unusable test."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:

@@ -125,8 +125,8 @@ def run_pending(
 ) -> None:
     """Check the pending jobs, run them one after the other, and release slots of this run; jobs: all of the manifest.
 
-    own: placement on this machine by job name, if this run starts its own Ray; else empty. folders: job name -> role ->
-    folder of the model. shared: as in `run_file`.
+    own: placement on this machine by job name; empty for a Ray at a given address. folders: job name -> role -> model's
+    folder. shared: as in `run_file`.
     """
     context.stop.install()  # once more, for Ray installs signal handlers of its own when it starts
     placed = own or {job.name: place_job(job, gpus_per_machine(), jobs, context.output) for job in pending}

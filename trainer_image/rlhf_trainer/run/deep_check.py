@@ -325,7 +325,7 @@ def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tu
 
 
 def _limits_of(setting: WorkerSetting) -> tuple[int, int]:
-    """Return (size of a model's vocabulary, most tokens that it reads, with the scaling of its rotary embeddings)."""
+    """Return (size of a model's vocabulary, most tokens that it reads); scaled rotary embeddings raise the second."""
     config = setting.config()
     return config.get_text_config().vocab_size, positions_of(config.to_dict()) or sys.maxsize
 

@@ -85,9 +85,9 @@ class ElasticMachines:
 
 
 def elastic_machines(pool: ResourcePool, counts: Sequence[int], say: Callable[[str], None]) -> ElasticMachines | None:
-    """Return the machines of an elastic pool; None if the pool keeps its size, or no node has the pool's resource.
+    """Return the machines of an elastic pool; None if `counts` is empty, or no node has the pool's resource.
 
-    The operator gives this resource to the nodes of its pods. counts: the allowed numbers of machines.
+    The operator gives this resource to the nodes of its pods. counts: allowed numbers of machines; empty: not elastic.
     """
     if not counts:
         return None
@@ -121,7 +121,7 @@ def are_lost(references: Sequence[ray.ObjectRef], *, deadline: float) -> bool:
     while pending and time.monotonic() < until:
         with suppress(ray.exceptions.GetTimeoutError):
             ((_, kind, _),) = core.get_objects(pending[-1:], 1000 * LOOK_SECONDS)
-            if kind.split(b",")[0].isdigit():  # such metadata marks an error
+            if kind.split(b",")[0].isdigit():  # an error's metadata begins with its number
                 return True
             pending.pop()
     return False

@@ -1,6 +1,6 @@
 """Run of one job, on any runtime: evaluation, steps, checkpoints and the saved model or data set.
 
-The interfaces of the collaborators of `run_job` are here, too. A base class does nothing: it is for runs without one.
+The interfaces of the collaborators of `run_job` are here, too. A base class does nothing, for runs that lack the part.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Publisher(Reporter):
             self._react(new)
 
     def _look(self, report: StepReport) -> tuple[StepReport, Mapping[str, str]]:
-        """Return (report with warnings of new causes and a metric `cause/<cause>` for each cause, new ones' warnings).
+        """Return (report with warnings of new causes and a metric `cause/<cause>` for each, new cause -> warning).
 
         Causes that earlier attempts have reported are not new. `spec.watch.causes: Off` turns the search off.
         """

@@ -122,7 +122,7 @@ class OwnProcess(subprocess.Popen[bytes]):
     """
 
     started: ClassVar[list[OwnProcess]] = []
-    """Processes of the own Ray that is starting or started last."""
+    """Processes of our own Ray that is starting or started last."""
     was_killed = False
 
     def __init__(

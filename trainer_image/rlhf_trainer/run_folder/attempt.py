@@ -30,7 +30,7 @@ BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
 """Seconds without a sign of life after which a trainer counts as dead; a volume may show remote writes late."""
 FREED_SECONDS: Final = 5.0
-"""Seconds of silence after which a trainer that freed its lock counts as dead; meanwhile it may write exit.json."""
+"""Seconds of silence after which a trainer that freed its lock counts as dead; exit.json is written after that."""
 
 
 class WrongAttempt(ValueError):  # noqa: N818 a sentence for a user, like the trainer's other errors
@@ -106,7 +106,7 @@ def write_exit(output: Path, code: int, *, reason: str, message: str) -> None:
 
 
 def read_exit(output: Path, attempt: AttemptId) -> Mapping[str, Any] | None:
-    """Return the content of exit.json if the trainer of this attempt wrote the file; else None."""
+    """Return the content of exit.json; None if the file is missing, damaged, or of another attempt."""
     found = read_object(output / EXIT)
     is_its = (found.get("attempt"), found.get("jobUid", "")) == (attempt.number, attempt.job_uid)
     return found if is_its and isinstance(found.get("exitCode"), int) else None

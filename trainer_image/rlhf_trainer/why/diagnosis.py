@@ -52,7 +52,7 @@ class Diagnosis:
     change: Change | None
     """Change of the measure that judges the job, or else of the mean reward; None if neither changed."""
     first: Change | None
-    """Earliest change of a signal, at or before the measure's change."""
+    """Earliest change of a signal, not after `change`; None if there is none."""
     causes: Sequence[Cause] = ()
     """Likely causes, the likeliest first; empty: no cause was found."""
     rows: Sequence[Row] = ()
