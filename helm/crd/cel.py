@@ -222,7 +222,7 @@ def _chain(kind: str, parts: list[Node], known: dict[str, Node], domains: Domain
 
 
 def _given(test: Node, is_true: bool, known: dict[str, Node], domains: Domains) -> tuple[dict[str, Node], Domains]:
-    """Return `known` and `domains`, extended by what a true or a false test implies."""
+    """Return `known`, extended, and `domains`, narrowed, by what the test implies if it is true, or else if false."""
     for part in operands(test if is_true else negated(test), "&&"):
         plain, value = (part.parts[0], FALSE) if part.kind == "!" else (part, TRUE)
         known = {**known, str(plain): value, str(negated(plain)): negated(value)}

@@ -182,7 +182,7 @@ def _apply(kubectl: Kubectl, document: Document, files: Mapping[str, str], job: 
 
 
 def _apply_job(kubectl: Kubectl, document: Document, job: ObservedJob | None) -> ObservedJob:
-    """Apply a job; job: the cluster's job of this name. KubectlError if refused, or that job has ended and differs."""
+    """Apply a job. KubectlError if refused, or if `job`, its namesake, is being deleted, or has ended and differs."""
     is_over = job is not None and (job.deleting or job.status.phase in ENDED_PHASES)
     try:
         made = parse.job(kubectl.apply(document, *["--dry-run=server"] * is_over))

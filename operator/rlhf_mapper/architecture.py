@@ -15,7 +15,7 @@ The mapper chooses several stages or tensor shards for these types and for MIXTU
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3")
 """Mixtures of experts that the trainer can cut into pipeline stages and parts of the experts."""
 ONLY_EXPERTS = ("olmoe", "deepseek_v3")
-"""Mixtures for which the mapper chooses data parallelism alone; other sizes come from the manifest."""
+"""Mixtures that the mapper does not cut: the trainer cannot cut their attention, or the mapper does not model that."""
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Names of the number of experts in config.json."""
 CONTEXTS = (1, 2, 4, 8)

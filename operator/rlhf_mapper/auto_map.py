@@ -152,7 +152,7 @@ def _searched(task: MappingProblem, cluster: Cluster, device: Device, objective:
 
 
 def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
-    """Yield (index, node group) lists to search: all groups, then each group or zone alone, in more ways to use it."""
+    """Yield (index, node group) lists to search: all groups, then each group or zone alone, with more `node_uses`."""
     every = list(enumerate(cluster.groups))
     yield every
     for host, group in every:
@@ -278,7 +278,7 @@ def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> Ma
 
 
 def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | None:
-    """Return each pool's node group by index: it has room, and the pool's GPU type if set. None if one has none."""
+    """Return the index of each pool's node group, which has room and the pool's GPU type; None if a pool finds none."""
     left = [group.gpus for group in cluster.groups]
     groups: dict[str, int] = {}
     for pool in sorted(pools, key=lambda pool: -pool.size):

@@ -146,7 +146,7 @@ def error_kind(models: Iterable[Architecture], load: Workload) -> ErrorKind:
     """Return the kind of job whose errors (`Software.errors`) bound the interval of a prediction.
 
     By Student's t of the sources' mean errors (`benchmarks/fit.py ours --leave-out`), a source outside the fit lies
-    inside with a probability of 80 %. How many points of left-out sources lie inside has not been counted.
+    in the interval with a probability of 80 %. The share of points of left-out sources in it has not been counted.
     """
     if any(model.experts > 1 for model in models):
         return "Experts"

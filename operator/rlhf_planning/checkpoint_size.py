@@ -43,7 +43,7 @@ def in_words(job: Job, shapes: Mapping[Role, Architecture]) -> str:
 def upload_in_words(
     job: Job, shapes: Mapping[Role, Architecture], mapping: DeviceMapping | Infeasible, cluster: Cluster
 ) -> str:
-    """Return a sentence on how an upload delays sending weights to another pool; empty if the job does not do both."""
+    """Return a sentence on how an upload delays weights sent to another pool; empty without both, or a prediction."""
     is_uploaded = (job.spec.checkpoint.storage or "").startswith(("s3://", "gs://")) and job.generates_apart
     if not is_uploaded or isinstance(mapping, Infeasible) or not mapping.prediction:
         return ""

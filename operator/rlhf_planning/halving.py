@@ -159,7 +159,7 @@ def halve(search: Search, run: Callable[[Sequence[Trial], Rung], None]) -> Trial
         going = going[: rung.trials]
         run(going, rung)
         measured = [(trial.value, trial) for trial in going if trial.value is not None and not trial.reason]
-        going = [trial for _, trial in sorted(measured, key=lambda each: -sign * each[0])]  # the first of equal trials
+        going = [trial for _, trial in sorted(measured, key=lambda each: -sign * each[0])]  # ties keep their order
     return going[0] if going else None
 
 

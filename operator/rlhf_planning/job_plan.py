@@ -39,7 +39,7 @@ def plan_job(
     prompts: Sequence[float] = (),
     explains: bool = True,
 ) -> DeviceMapping | Infeasible:
-    """Return a manual placement with its prediction, or the best mapping for `objective` (or the manifest's)."""
+    """Return a manual placement, predicted, or the best mapping for `objective` or the manifest's; see `auto_map`."""
     known: dict[str, Any] = {"correction": correction, "responses": responses, "prompts": prompts}
     if job.spec.placement.mode == "Manual":
         slots = (group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count))

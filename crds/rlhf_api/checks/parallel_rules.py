@@ -21,7 +21,7 @@ def sizes_of_generation(*, unless: Expression) -> Iterator[Rule]:
 
 
 def experts_of_actor() -> Iterator[Rule]:
-    """Yield the rules for the actor's experts and their replay, as far as the manifest sets the sizes."""
+    """Yield rules for the actor's experts and replay, where the manifest sets sizes; the mapper checks all models."""
     path, sizes = "models.actor.parallelism.expert", "models.actor.parallelism"
     size, experts, replicas = Field(path), Field("models.actor.shape.numExperts"), Field(f"{sizes}.replicas")
     data, tensor, context = (Field(f"{sizes}.{name}") for name in ("data", "tensor", "context"))

@@ -44,7 +44,7 @@ class Objective:
         return np.stack([generation, np.maximum(own, scored - generation), training], axis=-1)
 
     def step(self, stages: Floats) -> Floats:
-        """Return seconds of steps [...] by stages [..., S]: their sum; if `works_ahead`, generation overlaps."""
+        """Return seconds of steps [...] by stages [..., S]: the sum; generation overlaps the rest if `works_ahead`."""
         generation, preparation, training = np.moveaxis(self.three(stages), -1, 0)
         seconds: Floats = generation + preparation + training  # in a fixed order, so equal stages give equal sums
         if self.works_ahead:

@@ -39,7 +39,7 @@ class Widths:
     routed: float = 0.0
     """Bytes per unit of experts of a token x hidden size: copies of hidden states in the order of the experts."""
     exchanged: float = 0.0
-    """Further bytes per unit of the same, if tokens go to the ranks of their experts and back."""
+    """Further bytes per unit of the width of `routed`, if tokens go to the ranks of their experts and back."""
 
     def on(self, model: Architecture, layouts: Layouts) -> Numbers:
         """Return the bytes of a token of a layer on a rank of a layout."""

@@ -169,7 +169,7 @@ def updating(
             Moment(gradients.waiting + busy_with, alive + again + busy),
             Moment(gradients.waiting + of_others + busy_with, alive - each + again + busy),
             Moment(left + of_others + busy_with, inputs + of_layer + busy),
-            # once experts' gradients are in the sum, their activations are free
+            # experts whose gradients are in the sum have freed their activations
             Moment(gradients.waiting + gradients.in_sum + busy_with, alive - each),
             Moment(left + gradients.in_sum + busy_with, inputs),
             Moment(at_head, alive + stage.of_a_token),

@@ -139,7 +139,7 @@ class Observer:
             await self.heartbeats.read(*head)
 
     async def _complaint(self, snapshot: Snapshot) -> str:
-        """Return the newest event's text, about a pod that does not start or objects that lack pods; empty if none."""
+        """Return the newest event on a pod that does not start, or warning on objects that lack pods; "" if none."""
         if waiting := observed_attempt.waiting_container(snapshot):
             about = {f"regarding.kind=Pod,regarding.name={waiting[0].name}": waiting[0].name}
         else:

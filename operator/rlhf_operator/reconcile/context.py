@@ -155,7 +155,7 @@ class ReconcileContext:
 
     @property
     def coming_nodes(self) -> tuple[str, ...]:
-        """Names of the coming nodes with room reserved for the job's pods, but for an elastic pool's extra pods."""
+        """Names of coming nodes with room for the job's pods, except extra elastic ones, until the pods have nodes."""
         return tuple(each.node for each in self.status.reserved if names.group_of(each.node) and not each.extra)
 
     @property

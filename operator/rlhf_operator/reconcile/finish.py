@@ -254,7 +254,7 @@ def _end_attempt(ctx: ReconcileContext, outcome: AttemptEnd) -> None:
 def _pause(ctx: ReconcileContext) -> None:
     """Set the time of the next attempt; the pause doubles with each failure or repeated withdrawal, with jitter."""
     ends = [each.outcome for each in ctx.status.attempts]
-    run = takewhile(lambda end: end == "Withdrawn", reversed(ends))  # if any, they count instead of failures
+    run = takewhile(lambda end: end == "Withdrawn", reversed(ends))  # not the job's fault, so counted apart
     failures = len(list(run)) or ends.count("Failed")
     pause = ctx.policy.restart_backoff_seconds * 2.0 ** max(failures - 1, 0)
     seed = f"{ctx.snapshot.job.uid}/{ctx.status.attempt}"

@@ -51,7 +51,7 @@ class Room:
 def place(groups: Iterable[Group], snapshot: Snapshot) -> Room:
     """Place the pods of an attempt on the nodes for trial, the largest pods first.
 
-    Largest means most devices, and among equals the largest share of the CPU or memory that the emptiest node has free.
+    Largest means most devices, and among equals the largest share of the most CPU, memory or disk that a node has free.
     Each pod goes to the node with the fewest free devices, and among equals to the one with the most free CPU. Nodes to
     come are last, in the order of `turn`; spot nodes among them are first for elastic pools, and last for other pods.
     """
@@ -108,7 +108,7 @@ def with_head(groups: Sequence[Group], snapshot: Snapshot) -> Snapshot:
 
 
 def held_by(pods: Iterable[ObservedPod], *, is_extra: bool = False) -> tuple[Reserved, ...]:
-    """Return the requests of pods by node, as reserved room. is_extra: the pods are extra pods of an elastic pool."""
+    """Return the requests of pods by node, as reserved room. is_extra: of an elastic pool, beyond its fewest nodes."""
     held: dict[str, Counter[str]] = {}
     for pod in pods:
         held[pod.node] = held.get(pod.node, Counter()) + Counter(pod.requests)

@@ -69,7 +69,7 @@ def _number(pod: ObservedPod) -> int:
 
 
 def _failed_at_start(pod: ObservedPod) -> bool:
-    """Whether a pod failed and was never ready later than START_SECONDS; the model's code may be to blame, too."""
+    """Whether a pod failed and was not ready after its first START_SECONDS; the model's code may be to blame, too."""
     lasted = (pod.not_ready_since - pod.created).total_seconds() if pod.not_ready_since else 0.0
     return pod.phase == "Failed" and lasted < START_SECONDS
 
