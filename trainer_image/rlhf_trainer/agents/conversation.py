@@ -88,7 +88,7 @@ class Call:
     """Text of the request's `stop` that ended the answer and is not shown."""
 
     def rest_of(self, request: Request) -> list[ChatMessage] | str:
-        """Return the messages or text that a request appends to this call and its answer; empty if it starts anew."""
+        """Return the messages or text by which a request continues this call and its answer; empty if it does not."""
         mine, prompt, answer = self.request.prompt, request.prompt, self.answer
         if answer and isinstance(mine, str) and isinstance(prompt, str):
             before = mine + answer["content"] + self.stop

@@ -319,7 +319,7 @@ def translated_errors(where: str, method: Callable[..., object] | None = None) -
 
 
 def memory_remedy(where: str) -> str:
-    """Return which option saves memory in the call `where` (role.method; without a method while workers are built)."""
+    """Return advice that saves memory in the call `where` (role.method; without a method while workers are built)."""
     _, _, method = where.partition(".")
     if method == "generate_sequences":
         return "lower spec.rollout.gpuMemoryUtilization, on CPU spec.data.maxResponseTokens"

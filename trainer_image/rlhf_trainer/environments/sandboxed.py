@@ -37,7 +37,7 @@ PART_BYTES = 2**16
 MAX_CONNECTIONS = 64
 """Most connections that an episode has open at a time; more are closed at once."""
 SILENT_SECONDS = 60.0
-"""Longest pause in seconds of a sandbox or the model within a message that it sends or receives."""
+"""Time limit in seconds to connect to the model, to get the next bytes of a message, or to send a whole message."""
 BASE_URL = "OPENAI_BASE_URL"
 
 

@@ -86,7 +86,7 @@ def write_quantized(module: Any, weight: Tensor) -> None:
     module.weight_scale = nn.Parameter(scale, requires_grad=False)
     is_float32 = module.params_dtype == torch.float32
     without_amx = patch.object(cpu, "check_cpu_sgl_kernel", lambda *_: False) if is_float32 else nullcontext()
-    with without_amx, set_default_torch_dtype(module.params_dtype):  # AMX has no float32; the type is the output's
+    with without_amx, set_default_torch_dtype(module.params_dtype):  # AMX lacks float32; outputs have the default type
         module.scheme.process_weights_after_loading(module)
 
 

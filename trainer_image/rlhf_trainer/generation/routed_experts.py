@@ -28,7 +28,7 @@ class SlotExperts:
         groups = runner.kv_cache_config.kv_cache_groups
         layers = [each for each in runner.get_model().modules() if isinstance(each, MoERunner)]
         routers = {each.layer_id: each.router for each in layers if isinstance(each.router, BaseRouter)}
-        if len(groups) > 1 or len(routers) != len(layers) or not layers:
+        if len(groups) > 1 or len(routers) != len(layers) or not layers:  # one of several groups may forget tokens
             raise EnvironmentProblem(f"vLLM keeps no experts of this model's tokens; {REMEDY}")
         self._attention, self._block = groups[0].layer_names[0], int(groups[0].kv_cache_spec.block_size)
         slots = runner.kv_cache_config.num_blocks * self._block

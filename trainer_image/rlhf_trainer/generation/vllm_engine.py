@@ -134,7 +134,7 @@ class GenerationEngine:
         self.sleep()
 
     def _prepare(self, stages: int) -> None:
-        """Prepare the built engine, and check that its weights have the job's quantization; stages: their count."""
+        """Prepare the built engine, and check that its weights have the job's quantization; stages: of the pipeline."""
         if stages > 1:
             self._call("allocate_stage_input")
         self._call("require_quantized", self._rollout.quantization)

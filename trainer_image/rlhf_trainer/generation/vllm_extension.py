@@ -89,7 +89,7 @@ class WorkerExtension:
         """Replace all weights of this rank in place; returns the `bit_sum` of the written ones, by parameter.
 
         Sums of a quantised layer are those of its weights before they are rounded.
-        On CPU a module is packed after its last piece; until then it needs memory for both forms. holds: expected
+        On CPU a module is packed after its last piece, which needs memory for both forms at once. holds: expected
         shard of each parameter. TrainerError with the parameter's name if vLLM keeps another shard, if elements are
         missing or not of this rank, or if a piece comes twice.
         """

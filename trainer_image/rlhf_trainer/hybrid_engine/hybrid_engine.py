@@ -86,7 +86,7 @@ class HybridEngine:
             parties = span.parties
             switch = switch or AbortSwitch()
             self.group, store = join_group(span.meeting, rank, len(span.hosts), span.timeout_seconds, switch)
-            self.notices = PrefixStore("notices", store)  # torch keeps the group's own keys there, too
+            self.notices = PrefixStore("notices", store)  # torch keeps the group's own keys in `store`
         self._plan = plan(parameters, parties, rank)
         self._exchange = Exchange(
             self._plan,

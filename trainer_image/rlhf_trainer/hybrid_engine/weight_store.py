@@ -1,8 +1,8 @@
 """Versions of an actor's weights in a folder or object store, for any number of readers (DCT, arXiv 2010.08899).
 
 A version is a folder whose file COMPLETE is written last, as in a checkpoint, so no reader takes an unfinished one.
-Each rank writes its pieces to one file: tensors in a full version, which also has config and tokenizer, else messages
-of `delta` against the base version. `state.json` has the ids of both versions, the checksum of each file, and the job.
+A file holds a rank's pieces: tensors in a full version, which also has config and tokenizer, else messages of `delta`
+against the base version. `state.json` has the ids of both (with checksums of weights), file checksums, and the job.
 """
 
 import json

@@ -60,7 +60,7 @@ def cut_of(model: PreTrainedModel, name: str, values: Tensor) -> Cut | None:
 
 
 def align(cuts: Mapping[str, Cut], first: Callable[[str], Tensor], second: Callable[[str], Tensor]) -> Orders:
-    """Return the orders of the second model's units with the least squared difference of the layer's weights.
+    """Return the orders of the second model's units with the least squared difference between both models' weights.
 
     cuts: by name of the parameters; first, second: read a parameter. The likeness of two units is the inner product of
     all their weights. To the likeness of two key and value heads that of their query heads, best matched, is added.

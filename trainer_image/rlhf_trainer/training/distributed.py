@@ -184,7 +184,7 @@ def _mesh(ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
 
 
 class ModelMesh:
-    """Process groups of a model's layout: of FSDP shards and of each axis longer than 1. All ranks make it together."""
+    """Process groups of a model's layout: of FSDP shards and of each axis longer than 1. A collective of the pool."""
 
     def __init__(self, layout: ParallelSizes, *, compresses: bool = False) -> None:
         """compresses: FSDP2 reduces no gradients between replicas (HSDP), which exchange steps (`CompressedSteps`)."""

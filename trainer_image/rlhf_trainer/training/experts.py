@@ -64,7 +64,7 @@ def shard_experts(model: nn.Module, mesh: ModelMesh, **options: Any) -> None:
 
     for block in sparse_blocks(model):
         module: FSDPModule = fully_shard(block.experts, mesh=data, shard_placement_fn=cut, **options)
-        module.set_gradient_divide_factor(reduced)  # as the trainer multiplies losses by this number
+        module.set_gradient_divide_factor(reduced)  # as for other layers; by default the ranks of `data`
         # with gloo only a sum takes a factor; a single shard is divided anyway, and would be divided twice
         module.set_force_sum_reduction_for_comms(layout.expert_shards > 1)
 

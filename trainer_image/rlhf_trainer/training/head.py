@@ -71,7 +71,7 @@ def likelihood(
     softcap: float | None = None,
     kernels: ModuleType | None = None,
 ) -> Likelihood:
-    """Return the log-probability [n] of each token under softmax(hidden @ weight.T / temperature), and the entropy [n].
+    """Return log-probabilities [n] of tokens under softmax(hidden @ weight.T / temperature); entropies [n] if asked.
 
     hidden: [n, H], the state before each token; weight: [V, H], the head's, which may be a DTensor split along V (then
     all ranks of its mesh have the same hidden states and call together); tokens: int64 [n]; temperature: float32 [n].

@@ -142,7 +142,7 @@ class StageModule(nn.Module):
         output: Tensor = self.model(given, micro.given)
         if self._compute is not None:
             output = self._compute(output, micro.fields)
-        if (before := self._before_backward) and self._done == len(self._micros):  # torch has no callback before it
+        if (before := self._before_backward) and self._done == len(self._micros):  # torch announces no backward pass
             output.register_hook(lambda _: before(True))  # type: ignore[no-untyped-call]
         return output
 

@@ -262,7 +262,7 @@ class ActorWorker(GeneratingActor):
         return weights
 
     def _measure(self, log_probs: Tensor, micro: Fields) -> Tensor:
-        """Record the KL of log-probabilities [b, t] to reference and generator; return the result of `mismatch`."""
+        """Record KLs between log-probabilities [b, t] and reference or generator; return the result of `mismatch`."""
         if "old_log_probs" not in micro and "ref_log_probs" in micro:
             mask, estimator = micro["response_mask"], self._algorithm.kl.resolved_estimator
             kl = masked_sum(kl_estimate(log_probs, micro["ref_log_probs"], estimator=estimator), mask)

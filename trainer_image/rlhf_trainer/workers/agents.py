@@ -43,7 +43,7 @@ class Program:
     under_way: set[int] = field(default_factory=set)
     """Numbers of the calls that wait for the engine's response."""
     since: float = field(default_factory=time.monotonic)
-    """Monotonic time at which the program began or its last call ended."""
+    """Monotonic time since which no call of the program is under way; at first the program's begin."""
     span: Span = field(default_factory=lambda: recorder.begin(EPISODE))
     tools: list[Span] = field(default_factory=list)
     """Spans of the tools that the last answer asked for; they end with the program's next request."""
@@ -54,7 +54,7 @@ class Program:
         self.tools = []
 
     def end(self, found: Any, prompt: Ids, *, needs_reward: bool) -> EndedEpisode:
-        """Return the ended episode; found: the program's result or failure; needs_reward: it must give a reward."""
+        """Return the ended episode; found: the program's result or failure; needs_reward: no reward is a failure."""
         talk, failure = self.conversation, self.failure
         response = talk.finish(finished=not talk.limit)
         if isinstance(found, AnswerFailure):

@@ -77,7 +77,7 @@ class WorkerSetting:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Prefix a TrainerError of the `with` block with job and model field, unless it begins with the job."""
+        """Prefix a TrainerError of the `with` block with job and model field, as far as its text names none."""
         try:
             yield
         except TrainerError as error:

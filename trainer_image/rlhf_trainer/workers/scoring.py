@@ -234,7 +234,7 @@ def terms_of(job: Job) -> dict[str, RewardTerm]:
 def reward_code(job: Job, *, ranks: int, sandboxes: Sandboxes | None = None) -> dict[str, UserCode]:
     """Return the functions, verifiers, services and judges of a job's reward by field; their processes are started.
 
-    sandboxes: the sandboxes that serve this process; None outside of workers.
+    sandboxes: the sandboxes that serve this process; None outside of workers, and for a job without sandboxes.
     """
     deadline = job.spec.training.call_deadline
     return {

@@ -226,7 +226,7 @@ def likeliest_of(setting: WorkerSetting) -> tuple[int, int] | None:
 
 
 def try_teachers(setting: WorkerSetting) -> None:
-    """Raise an error if the vocabulary is too large to compare, or a teacher's server unfit; setting: of the actor."""
+    """Raise ConfigError if the vocabulary is too large, or the error of a teacher's server; setting: of the actor."""
     likeliest, tokenizer, data = likeliest_of(setting), setting.actors_tokenizer(), setting.job.spec.data
     count, tokens = likeliest or (0, len(tokenizer))
     tried = max(2, min(TRIED_TOKENS, data.max_prompt_tokens + data.max_response_tokens, tokens))

@@ -15,7 +15,7 @@ from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.scoring import UserCode
 
 KEYS: Mapping[str, tuple[str, ...]] = {"answer_key": (), "solution_key": ("[",), "reference_key": ()}
-"""Field of verifiers and judges that names a column of right answers -> first characters of a text that is a list."""
+"""Field of verifiers and judges that names a column of right answers -> first characters of its JSON lists."""
 
 
 def with_first_rows(setting: WorkerSetting, rows: int) -> DataWorker:
