@@ -186,7 +186,7 @@ class DeviceMapping:
         return job.may_fuse_updates and share_stages(self.pools, self.sizes)
 
     def compresses_gradients(self, job: Job) -> bool:
-        """Whether replicas compress gradients: TopK in the manifest, or Auto and a thin link between zones."""
+        """Whether replicas compress gradients: TopK in the manifest, or Auto and a slow link between zones."""
         homes = ((pool, self.sizes[role]) for pool in self.pools for role in pool.models if role in job.trained())
         chosen = job.spec.training.gradient_compression
         return chosen == "TopK" or (chosen == "Auto" and any(pool.has_thin_link(sizes) for pool, sizes in homes))

@@ -93,7 +93,7 @@ def left_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
 def in_words(job: Job, sizes: Mapping[Role, ParallelSizes]) -> Iterator[str]:
     """Yield a sentence on what replicas send, per trained model with several; none if gradientCompression is None."""
     chosen, field = job.spec.training.gradient_compression, "spec.training.gradientCompression"
-    whole = f"whole gradients: {field} is Auto, and no thin link between them is known"
+    whole = f"whole gradients: {field} is Auto, and no slow link between them is known"
     part = f"{KEPT} of {BLOCK} values of their steps, in 8 bits, and the rest with later ones ({field})"
     for role in job.trained():
         if sizes[role].replicas > 1 and chosen != "None":
