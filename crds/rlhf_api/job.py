@@ -117,9 +117,9 @@ class Job(Spec):
 
     def is_measured(self, name: str) -> bool:
         """Whether the evaluation has a measure of this name, or may have it as a part of a function's score."""
-        functions = self.spec.evaluation.functions if self.spec.evaluation else ()
-        parts = tuple(f"{function.name}_" for function in functions)
-        return name in self.measures or name.rpartition("/")[2].startswith(parts)
+        functions = {each.name for each in self.spec.evaluation.functions} if self.spec.evaluation else set[str]()
+        parts = tuple(f"{each}_" for each in self.measures if each.rpartition("/")[2] in functions)
+        return name in self.measures or (name.startswith(parts) and name not in parts)
 
     def trained(self) -> tuple[Role, ...]:
         """Return the roles of the trained models, which have an optimizer."""

@@ -3,20 +3,24 @@
 import math
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.files import apply, load, read_text
+from rlhf_api.checks.resume import changes
+from rlhf_api.files import apply, document_of, load, read_text
+from rlhf_api.problems import Problem, SpecError
 from rlhf_kubectl.jobs import ENDED_PHASES, list_jobs
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_kubectl.submit import submit
 from rlhf_kubectl.why import final_failure
 from rlhf_operator import names
+from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.snapshot import ObservedJob
-from rlhf_planning.halving import Rung, Search, Trial, halve, is_lowest_best, search_of, show
+from rlhf_planning.halving import Rung, Search, Trial, halve, is_lowest_best, require_measured, search_of, show
 from rlhf_planning.job_table import REFRESH_SECONDS
 
 
@@ -28,27 +32,39 @@ class ClusterTuning:
     ) -> None:
         """Check the options and the manifests of the trials; nothing is created yet. SpecError or KubectlError."""
         self._kubectl, self._folder = kubectl, manifest.parent
-        finished = {each.name: each.algorithm for each in list_jobs(kubectl)}
+        existing = self._jobs()
+        finished = {name: each.algorithm for name, each in existing.items()}
         self._search: Search = search_of(load(manifest, finished=finished), varied, measure, budget, job)
         self._documents = [each for each in kubectl_yaml.read(read_text(manifest), f"{manifest}: ") if each]
         self._shared = [each for each in self._documents if each["metadata"]["name"] in self._search.shared]
         trials = [self._document(trial, self._search.rungs[0]) for trial in self._search.trials]
-        load(_text([*self._shared, *trials]), finished=finished)
+        loaded = {each.name: each for each in load(_text([*self._shared, *trials]), finished=finished)}
+        for name, document in ((each["metadata"]["name"], each) for each in trials):
+            require_measured(loaded[name], measure)
+            self._require_own(document, existing.get(name))
 
     def run(self) -> None:
-        """Submit the shared jobs and the trials, have the best go on from rung to rung, and print them.
+        """Submit the shared jobs with the first trials, have the best go on from rung to rung, and print them.
 
         The same command goes on after an interruption, which leaves the jobs running. KubectlError if the cluster
         refuses, or a shared job or every trial fails.
         """
         search = self._search
         typer.echo(f"{search}; Ctrl-C leaves the jobs running")
-        if self._shared:
-            submit(self._kubectl, _text(self._shared), folder=self._folder)
         best = halve(search, self._go_on)
         if best is None:
-            raise KubectlError(f"every trial has failed; t1: {search.trials[0].reason}")
+            raise KubectlError(search.failure)
         show(search, best, "kubectl rlhf compare", self._name)
+
+    def _require_own(self, trial: dict[str, Any], job: ObservedJob | None) -> None:
+        """Raise SpecError if the cluster's job of a trial's name is no trial of this search."""
+        tuned, differing = self._search.chain[-1].name, ["metadata.labels"]
+        if job and job.labels.get(names.TUNE) == tuned:
+            parsed = map(parse_job, (job, replace(job, spec=trial["spec"])))
+            differing = [each.path for each in changes(*map(document_of, parsed))]
+        if job and differing:
+            message = f"is not that of the cluster's job; `kubectl delete rlhf {job.name}`, or rename {tuned}"
+            raise SpecError(Problem(f"{job.name}: {path}", message) for path in differing)
 
     def _name(self, trial: Trial) -> str:
         return f"{self._search.chain[-1].name}-{trial.name}"
@@ -69,8 +85,8 @@ class ClusterTuning:
             if int(self._search.chain[-1].spec.training.total_steps or 0 if pause is None else pause) > rung.step:
                 waiting.remove(trial)  # one of the best: its status has the measure of a later step
                 trial.step, trial.value = rung.step, -math.inf if lowest else math.inf
-        if waiting:
-            submit(self._kubectl, _text(self._document(trial, rung) for trial in waiting), folder=self._folder)
+        if new := [*self._shared * (rung == self._search.rungs[0]), *(self._document(each, rung) for each in waiting)]:
+            submit(self._kubectl, _text(new), folder=self._folder)
         while waiting:
             time.sleep(REFRESH_SECONDS)
             if (now := self._look()) is None:

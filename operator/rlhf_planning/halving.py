@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_api.chain import inputs_of
+from rlhf_api.chain import SCHEME, inputs_of
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_planning.numbers import number
@@ -68,6 +68,12 @@ class Search(NamedTuple):
         fields = () if is_end else ("checkpoint.pauseAfterStep", "evaluation.everySteps")
         return [*trial.sets, *(f"{job.name}:{field}={rung.step}" for field in fields)]
 
+    @property
+    def failure(self) -> str:
+        """Sentence on a search without a best trial, with the reason of a trial that came furthest."""
+        last = max((trial for trial in self.trials if trial.reason), key=lambda trial: trial.step)
+        return f"no trial is left; {last.name} failed: {last.reason}"
+
     def __str__(self) -> str:
         plan = ", ".join(f"{count} to step {step}" for count, step in self.rungs)
         return f"{len(self.trials)} trials of {self.chain[-1].name}: {plan}; {steps_of(self.rungs)} steps in all"
@@ -81,19 +87,26 @@ def search_of(jobs: Sequence[Job], varied: Sequence[str], measure: str, budget: 
     if name not in (None, *(job.name for job in jobs)):
         raise SpecError([Problem("--job", f"is {name}; {suggestion(str(name), [job.name for job in jobs])}")])
     chain = [next((job for job in jobs if job.name == name), jobs[-1])]
+    values = {value.strip() for text in varied for value in text.partition("=")[2].split(",")}
     for job in reversed(jobs):
-        if any(job.name in inputs_of(each) for each in chain):
+        if f"{SCHEME}{job.name}" in values or any(job.name in inputs_of(each) for each in chain):
             chain.insert(0, job)
-    steps, trials = chain[-1].spec.training.total_steps, trials_of(varied, chain[-1].name)
-    if not steps:
-        raise SpecError([Problem(f"{chain[-1].name}: spec.training.totalSteps", "is missing, a search needs it")])
-    if chain[-1].spec.evaluation is None or not measure.startswith(PREFIX):
-        message = f"is {measure}, expected {PREFIX}NAME, of the evaluation of {chain[-1].name}"
-        raise SpecError([Problem("--measure", message)])
-    if not chain[-1].is_measured(measure.removeprefix(PREFIX)):
-        near = suggestion(measure, [f"{PREFIX}{each}" for each in chain[-1].measures])
-        raise SpecError([Problem("--measure", f"is {measure}, which {chain[-1].name} does not write; {near}")])
+    tuned, trials = chain[-1], trials_of(varied, chain[-1].name)
+    if not (steps := tuned.spec.training.total_steps):
+        raise SpecError([Problem(f"{tuned.name}: spec.training.totalSteps", "is missing, a search needs it")])
+    if tuned.spec.checkpoint.pause_after_step:
+        raise SpecError([Problem(f"{tuned.name}: spec.checkpoint.pauseAfterStep", "is set, but the search sets it")])
+    require_measured(tuned, measure)
     return Search(chain, measure, trials, rungs_of(len(trials), steps, budget))
+
+
+def require_measured(job: Job, measure: str) -> None:
+    """Raise SpecError if a job, or one of its trials, does not write a measure."""
+    if job.spec.evaluation is None:
+        raise SpecError([Problem(f"{job.name}: spec.evaluation", "is missing, a search needs it")])
+    if not (measure.startswith(PREFIX) and job.is_measured(measure.removeprefix(PREFIX))):
+        near = suggestion(PREFIX + measure.removeprefix(PREFIX), [f"{PREFIX}{each}" for each in job.measures])
+        raise SpecError([Problem("--measure", f"is {measure}, which {job.name} does not write; {near}")])
 
 
 def trials_of(varied: Sequence[str], job: str) -> list[Trial]:
@@ -103,12 +116,12 @@ def trials_of(varied: Sequence[str], job: str) -> list[Trial]:
         target, _, values = text.partition("=")
         name, _, path = target.rpartition(":")
         found, path = [each.strip() for each in values.split(",")], path.removeprefix("spec.")
-        is_right = path and "" not in found and 1 < len(set(found)) == len(found)
+        is_right = all(path.split(".")) and "" not in found and 1 < len(set(found)) == len(found)
         wrong = "" if is_right else "expected path=value,value with different values"
         wrong = "the same field is varied twice" if path in choices else wrong
         wrong = "a list or a mapping cannot be varied" if set(values) & set("[]{}") else wrong
         wrong = "is the same in all trials" if path in SET_BY_SEARCH else wrong
-        wrong = "names the job, expected a field of its spec" if path.startswith("metadata.") else wrong
+        wrong = "names the job, expected a field of its spec" if path.partition(".")[0] == "metadata" else wrong
         if name not in ("", job):
             wrong = f"all trials share {name}; vary a field of {job}, or name another --job"
         if wrong:

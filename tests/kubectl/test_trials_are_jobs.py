@@ -153,8 +153,38 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path: Path, monkeypatch: 
         ("--vary", "models.actor.optimizer.lr=1,2"): "grpo-t1: spec.models.actor.optimizer.lr",
         ("--vary", "sft:training.seed=1,2"): "all trials share sft",
         ("--budget", "100"): "--budget: is 100 steps; 4 trials of 90 steps need 180 or more (4 to step 30, 1 to",
-        ("--measure", "reward/mean"): "--measure: is reward/mean, expected evaluation/NAME",
+        ("--measure", "reward"): "--measure: is reward, which grpo does not write; did you mean evaluation/reward?",
+        ("--vary", "metadata=a,b"): "--vary metadata=a,b: names the job, expected a field of its spec",
+        (
+            "--vary",
+            "models.actor.uri=job://sft,file://./other",
+        ): "grpo-t2: spec.models.actor.uri: file://./other is beside",
         ("--measure", "evaluation/rewards"): "which grpo does not write; did you mean evaluation/reward?",
     }.items():
         found = search(cluster, tmp_path, monkeypatch, *words)
         assert (found.exit_code, sentence in found.stderr, cluster.jobs) == (ExitCode.SPEC, True, {}), found.stderr
+
+
+def test_a_job_that_is_no_trial_of_this_search_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(limit=5)
+    assert search(cluster, tmp_path, monkeypatch).exit_code == ExitCode.ENVIRONMENT
+    before, vars(cluster)["limit"] = dict(cluster.jobs), 100
+    other = search(cluster, tmp_path, monkeypatch, "--vary", "models.actor.optimizer.learningRate=0.01,0.001")
+    remedy = "is not that of the cluster's job; `kubectl delete rlhf grpo-t1`, or rename grpo"
+    field = "grpo-t1: spec.models.actor.optimizer.learningRate"
+    assert (other.exit_code, other.stderr) == (ExitCode.SPEC, f"error: {field}: {remedy}\n")
+    del cluster.jobs["grpo-t1"]["metadata"]["labels"]
+    foreign = search(cluster, tmp_path, monkeypatch)
+    assert (foreign.exit_code, foreign.stderr) == (ExitCode.SPEC, f"error: grpo-t1: metadata.labels: {remedy}\n")
+    assert cluster.jobs == before
+
+
+def test_a_search_of_an_own_algorithm_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples" / "own")
+    own = json.dumps({"name": "Custom", "entrypoint": "curious:Curious"})
+    monkeypatch.setitem(globals(), "MANIFEST", MANIFEST.replace('{"name": "GRPO"}', own))
+    cluster = Cluster(limit=5)
+    assert search(cluster, tmp_path, monkeypatch).exit_code == ExitCode.ENVIRONMENT
+    vars(cluster)["limit"] = 100
+    again = search(cluster, tmp_path, monkeypatch)
+    assert (again.exit_code, cluster.steps[5:]) == (0, [("grpo-t3", 90), ("grpo-t2", 90)]), again.stderr

@@ -45,8 +45,10 @@ def test_a_third_goes_on_and_a_failed_trial_is_a_row() -> None:
         assert best
         assert (best.name, seen[1]) == (expected[0], (9, expected))
         for trial in trials:
-            trial.reason = "all"
-        assert halve(Search([], measure, trials, [Rung(9, 3)]), lambda *_: None) is None
+            trial.reason = f"{trial.name} is too far"
+        none = Search([], measure, trials, [Rung(9, 3)])
+        assert halve(none, lambda *_: None) is None
+        assert none.failure == f"no trial is left; {min(expected)} failed: {min(expected)} is too far"
 
 
 def test_each_combination_of_values_is_a_trial() -> None:
@@ -56,10 +58,12 @@ def test_each_combination_of_values_is_a_trial() -> None:
     assert trials[5].sets == ["job:a.b=2e-4", "job:c=null"]
     for text, sentence in {
         "sft:a=1,2": "all trials share sft; vary a field of job, or name another --job",
-        "metadata.name=a,b": "names the job, expected a field of its spec",
+        **dict.fromkeys(["metadata.name=a,b", "metadata=a,b"], "names the job, expected a field of its spec"),
         "checkpoint.pauseAfterStep=1,2": "is the same in all trials",
         "a={b: 1},{b: 2}": "a list or a mapping cannot be varied",
-        **dict.fromkeys(["a=1", "a=1,1", "a=1,", "a", "=1,2"], "expected path=value,value with different values"),
+        **dict.fromkeys(
+            ["a=1", "a=1,1", "a=1,", "a", "=1,2", "a..b=1,2"], "expected path=value,value with different values"
+        ),
     }.items():
         with pytest.raises(SpecError, match=f"^--vary {re.escape(text)}: {sentence}$"):
             trials_of([text], "job")

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
-from rlhf_api.problems import SpecError
+from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.merging import MergedModel, Merging
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import ConfigError, DataError, TrainerError
@@ -248,7 +248,7 @@ def test_a_value_that_is_not_finite_ends_the_merge(tmp_path: Path) -> None:
 
 def test_a_merged_value_that_is_not_finite_ends_the_merge(tmp_path: Path) -> None:
     folders = [save_tiny(tmp_path / f"m{seed}", seed=seed) for seed in (1, 2, 3)]
-    large = [MergedModel(uri=f"hf://m/{number}", weight=1e40) for number in range(2)]
+    large = [MergedModel.model_construct(uri=f"hf://m/{number}", weight=1e40) for number in range(2)]
     chosen = options("DARE", base=True, density=1.0).model_copy(update={"models": tuple(large)})
     with pytest.raises(DataError, match=r"spec.algorithm: a merged value of .* is not finite in torch.float32"):
         Merger(chosen, folders, seed=0).write(0, tmp_path / "place")
@@ -267,10 +267,19 @@ def test_the_command_names_its_options_and_the_model(tmp_path: Path, monkeypatch
         ("--by=OT", "--base=c"): "--base: is for TIES and DARE only",
         ("job://sft",): 'job://sft: no job of this file, or finished in the run folder, is named "sft"; there is none',
         ("--by=Mean",): '--by: is "Mean" (text), expected Linear, SLERP, TIES, DARE or OT',
-        ("--weights=1,-3",): "--weights: is -3.0, expected more than 0",
+        ("--weights=1,-3",): "--weights: is -3.0, expected at least 1e-09",
+        ("--weights=1e308,1e308",): "--weights: is 1e+308, expected at most 1000000000",
     }.items():
         done = CliRunner().invoke(app, [*words, *given])
         assert (done.exit_code, done.stderr) == (2, f"error: {sentence}\n")
     monkeypatch.setattr(chain, "run_file", lambda *_, **__: None)
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, done.stdout) == (0, f"model: {tmp_path}/merge/model\n")
+
+    def refuse(*_: object, **__: object) -> None:
+        sentence = "is not what it was when the job began; use another --output, or --restart"
+        raise SpecError([Problem("merge: spec.algorithm.models.0.weight", sentence)])
+
+    monkeypatch.setattr(chain, "run_file", refuse)
+    done = CliRunner().invoke(app, words)
+    assert done.stderr == "error: --weights: is not what it was when the job began; use another --output\n"

@@ -360,6 +360,9 @@ MEASURING = (
 
 def test_a_best_measure_that_is_not_measured_is_told(check: Check) -> None:
     assert check(*MEASURING, "checkpoint.keepBest=rule_part").exit_code == 0
+    assert check(*MEASURING, "checkpoint.keepBest=more/rule_part").exit_code == 0
+    for wrong in ("rule_", "less/rule_part"):
+        assert f"{wrong} is not measured" in check(*MEASURING, f"checkpoint.keepBest={wrong}").stderr
     done = check(*MEASURING, "checkpoint.keepBest=less/brief")
     assert done.exit_code == ExitCode.SPEC
     assert done.stderr.startswith(

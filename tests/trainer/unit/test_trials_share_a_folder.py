@@ -94,7 +94,9 @@ def test_a_second_call_goes_on_without_repeating_a_rung(played: Played) -> None:
     assert played.tune(budget=400).exit_code == 0
     assert played.ran[9:] == [("tuned", 1200), ("t1", 100), ("t3", 100), ("t4", 100)], "a larger budget"
     changed = played.tune("--set", "arithmetic-grpo:algorithm.clipRange=0.1")
-    assert (changed.exit_code, "spec.algorithm.clipRange" in changed.stderr) == (ExitCode.SPEC, True), changed.stderr
+    sentence = "is not what it was when the job began; use another --output"
+    field = f"{played.output / 't1'}: arithmetic-grpo: spec.algorithm.clipRange"
+    assert (changed.exit_code, changed.stderr) == (ExitCode.SPEC, f"error: {field}: {sentence}\n")
     shutil.rmtree(played.output)
     assert played.tune(budget=400).exit_code == 0
     played.ran.clear()
@@ -103,7 +105,7 @@ def test_a_second_call_goes_on_without_repeating_a_rung(played: Played) -> None:
     assert f"best: {played.output / 't2'} " in smaller.output
     shutil.rmtree(played.output)
     failed = played.tune(vary="models.actor.optimizer.learningRate=0.1,1e-1")
-    assert (failed.exit_code, "every trial has failed; t1: the loss is nan" in failed.stderr) == (2, True)
+    assert (failed.exit_code, "no trial is left; t1 failed: the loss is nan" in failed.stderr) == (2, True)
 
 
 def test_a_mistake_is_a_sentence_before_anything_runs(played: Played) -> None:
@@ -122,6 +124,65 @@ def test_a_mistake_is_a_sentence_before_anything_runs(played: Played) -> None:
         assert sentence in found.stderr
     assert "--job: is arithmetic-gpo; did you mean arithmetic-grpo?" in played.tune("--job", "arithmetic-gpo").stderr
     alone = played.tune("--job", "arithmetic-sft", "--set", "arithmetic-sft:evaluation=null", budget=9999)
-    assert "expected evaluation/NAME, of the evaluation of arithmetic-sft" in alone.stderr
+    assert "arithmetic-sft: spec.evaluation: is missing, a search needs it" in alone.stderr
+    cases: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
+        (("checkpoint.pauseAfterStep=50",), {}, "grpo: spec.checkpoint.pauseAfterStep: is set, but the search sets it"),
+        (
+            ("suspend=true",),
+            {},
+            f"{played.output / 't1'}: arithmetic-grpo: spec.suspend: is true, so the job is not run",
+        ),
+        (
+            (),
+            {"vary": "resources.device=CPU,GPU"},
+            "arithmetic-grpo: spec.resources.device: is GPU, but there is no GPU",
+        ),
+        (
+            ("evaluation.samplesPerPrompt=2",),
+            {"vary": "evaluation.samplesPerPrompt=2,1", "measure": "evaluation/reward_pass_at_2"},
+            f"{played.output / 't2'}: --measure: is evaluation/reward_pass_at_2, which arithmetic-grpo does not write",
+        ),
+    ]
+    for words, own, sentence in cases:
+        sets = (word for each in words for word in ("--set", f"arithmetic-grpo:{each}"))
+        found = played.tune(*sets, **own)
+        assert (found.exit_code, found.stderr.count("\n")) == (ExitCode.SPEC, 1), found.output
+        assert sentence in found.stderr
     assert not played.ran
     assert not played.output.exists()
+
+
+def test_measures_of_other_shared_jobs_are_not_taken(played: Played) -> None:
+    words = ("--set", "arithmetic-sft:models.actor.optimizer.schedule=Constant")
+    assert played.tune(*words).exit_code == 0
+    ran = [*played.ran]
+    longer = played.tune(*words, "--set", "arithmetic-sft:training.totalSteps=1300")
+    sentence = "arithmetic-grpo: began with other inputs; use another --output"
+    assert (longer.exit_code, longer.stderr) == (ExitCode.SPEC, f"error: {played.output / 't1'}: {sentence}\n")
+    assert played.ran == ran
+
+
+def test_the_only_trial_that_went_on_fails(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_file = played.run_file
+
+    def fail_at_the_end(manifest: Path, **options: Any) -> None:
+        if options["output"].name == "t2" and not any("pauseAfterStep" in each for each in options["overrides"]):
+            raise NumericsError("the loss is inf")
+        run_file(manifest, **options)
+
+    monkeypatch.setattr(tuning, "run_file", fail_at_the_end)
+    found = played.tune(budget=199)
+    assert (found.exit_code, played.ran[-1]) == (ExitCode.SPEC, ("t4", 33)), found.output
+    assert found.stderr == "error: no trial is left; t2 failed: the loss is inf\n"
+
+
+def test_a_job_that_only_a_varied_value_names_is_shared(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned, (first, second) = [], MANIFEST.read_text().split("\n---\n")
+    text = "\n---\n".join([first, second, first.replace("arithmetic-sft", "other")])
+    (played.output.parent / "jobs.yaml").write_text(text)
+    monkeypatch.setattr(tuning, "run_file", lambda *_, output, only, **__: tuned.append((output.name, [*only])))
+    words = ["--job", "arithmetic-grpo", "--vary", "models.actor.uri=job://arithmetic-sft,job://other"]
+    words += ["--measure", "evaluation/reward", "--budget", "250", "--output", str(played.output)]
+    found = CliRunner().invoke(app, ["tune", str(played.output.parent / "jobs.yaml"), *words])
+    names = ["arithmetic-sft", "other", "arithmetic-grpo"]
+    assert tuned == [("tuned", names[:2]), ("t1", names), ("t2", names)], found.output

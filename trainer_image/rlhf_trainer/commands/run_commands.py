@@ -123,7 +123,8 @@ def merge(
         for place, model in enumerate(models):
             options |= {f"models.{place}.uri": model, f"models.{place}.weight": "--weights"}
         names = {f"merge: spec.algorithm.{field}": option for field, option in options.items()}
-        raise SpecError(replace(each, path=names.get(each.path, each.path)) for each in error.problems) from None
+        found = dict.fromkeys(replace(each, path=names.get(each.path, each.path)) for each in error.problems)
+        raise SpecError(replace(each, message=each.message.removesuffix(", or --restart")) for each in found) from None
     typer.echo(f"model: {output / 'merge' / 'model'}")
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rlhf_planning.halving import PREFIX, Rung, Search, Trial, halve
+from rlhf_api.problems import Problem, SpecError
+from rlhf_planning.halving import PREFIX, Rung, Search, Trial, halve, require_measured
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem, Paused, together, user_error
 from rlhf_trainer.run.chain import run_file
 from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.placement import place_job
+from rlhf_trainer.run.preconditions import require_no_cluster
 from rlhf_trainer.run.resume import unfinished
 from rlhf_trainer.run.session import how_ray_ended, ray_session
 from rlhf_trainer.run.slots import Slots
@@ -32,11 +34,19 @@ class Tuning:
         self._job, self._slots, self._address = search.chain[-1], Slots(), os.environ.get("RAY_ADDRESS")
         self._names, rung = [job.name for job in search.chain], search.rungs[0]
         all_sets = [[*sets, *search.sets(each, rung)] for each in search.trials]
-        loaded = [files.load_with_finished(output, manifest, each) for each in all_sets]
-        self._chains = [[job for job in jobs if job.name in self._names] for jobs in loaded]
+        loaded = [{job.name: job for job in files.load_with_finished(output, manifest, each)} for each in all_sets]
+        self._chains = [[jobs[name] for name in self._names] for jobs in loaded]
         for trial, chain in zip(search.trials, self._chains, strict=True):
-            if (output / trial.name / self._job.name).is_dir():
-                unfinished(chain, output / trial.name)
+            try:
+                require_no_cluster(chain)
+                require_measured(chain[-1], search.measure)
+                is_begun = (output / trial.name / self._job.name).is_dir()
+                start = unfinished(chain, output / trial.name).get(self._job.name) if is_begun else None
+                if start and not start.checkpoint and self._measured(output / trial.name, rung):
+                    raise SpecError([Problem(self._job.name, "began with other inputs; use another --output")])
+            except SpecError as error:
+                found = [(f"{output / trial.name}: {each.path}", each.message) for each in error.problems]
+                raise SpecError(Problem(path, text.removesuffix(", or --restart")) for path, text in found) from None
 
     def run(self) -> Trial:
         """Run the shared jobs and then the trials; return the best trial. Trials do not repeat rungs that they reached.
@@ -48,11 +58,11 @@ class Tuning:
         for chain in self._chains:
             if found := [error for _, error in problems(chain, chain, self._output)]:
                 raise together(found)
+        chains = () if self._address else self._chains
+        own = [place_job(jobs[-1], (gpu_count(),), jobs, self._output) for jobs in chains]
         self._say(str(self._search))
         if self._search.shared:
             self._run(self._output, self._sets, self._search.shared)
-        chains = () if self._address else self._chains
-        own = [place_job(jobs[-1], (gpu_count(),), jobs, self._output) for jobs in chains]
         room = max((sum(pool.size for pool in placed.mapping.pools) for placed in own), default=0)
         with only_run_in(self._output), StopSignals(self._say).handled(), ray_session(self._address, cpu_slots=room):
             try:
@@ -60,7 +70,7 @@ class Tuning:
             finally:
                 self._slots.release()
         if best is None:
-            raise ConfigError(f"every trial has failed; t1: {self._search.trials[0].reason}")
+            raise ConfigError(self._search.failure)
         return best
 
     def _go_on(self, trials: Sequence[Trial], rung: Rung) -> None:
