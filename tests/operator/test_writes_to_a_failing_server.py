@@ -42,6 +42,7 @@ class Server:
         self.queries: list[dict[str, str]] = []
         self.tokens: list[str] = []
         self.at_once = self.most_at_once = 0
+        self.slow = ""
 
     def will(self, method: str, path: str, code: int, document: Any = None, **headers: str) -> None:
         self.answers.setdefault((method, path), []).append((code, {} if document is None else document, headers))
@@ -50,7 +51,7 @@ class Server:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         text = await request.text()
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(1.0 if request.method == self.slow else 0.002)
         self.at_once -= 1
         self.requests.append((request.method, request.path, yaml.safe_load(text) if text else None))
         self.queries.append(dict(request.query))
@@ -351,6 +352,21 @@ def test_somebody_elses_object_ends_the_pass_with_a_word(tmp_path: Path) -> None
             await parts.apply(Plan(status=Status(), actions=actions))
         assert not parts.server.asked("DELETE")
         assert parts.server.requests[-1][2]["reason"] == "NameConflict"
+
+    run(tmp_path, test)
+
+
+def test_a_write_that_is_cancelled_when_the_lease_is_lost_ends(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.slow = "DELETE"
+        event = Event(kind="Normal", reason="Failed", message="it has ended")
+        task = asyncio.create_task(parts.apply(Plan(status=Status(), actions=(DELETE_POD,), events=(event,))))
+        await asyncio.sleep(0.2)
+        parts.leads = False
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled(), "else the worker would go on, and the replica would not end"
+        assert parts.server.asked("POST") == []
 
     run(tmp_path, test)
 

@@ -64,6 +64,7 @@ class Applier:
     async def act(self, snapshot: Snapshot, plan: Plan) -> None:
         """Do the actions of a plan up to the first StaleError, RefusedError or ApiError, and record its events."""
         events = plan.events
+        failed: Exception | None = None
         try:
             for action in plan.actions:
                 assert not isinstance(action, ReadLive), "the reconciler reads live and decides again"
@@ -75,13 +76,15 @@ class Applier:
                     await self._resize(snapshot.job, action)
                 else:
                     await self._delete(snapshot.job.namespace, action)
-        except RefusedError:
+        except RefusedError as error:
             # An action of the new phase was not done, and the next pass takes the phase back: no event about it.
-            events = tuple(each for each in events if each.reason != plan.status.phase)
-            raise
-        finally:
-            for event in events:
-                await self.events.record(snapshot.job, event)
+            events, failed = tuple(each for each in events if each.reason != plan.status.phase), error
+        except Exception as error:  # noqa: BLE001 raised below; a cancellation must end the pass at once
+            failed = error
+        for event in events:
+            await self.events.record(snapshot.job, event)
+        if failed:
+            raise failed
 
     async def _patch(
         self, resource: Resource, job: ObservedJob, name: str, body: Manifest, subresource: str = ""
