@@ -78,21 +78,25 @@ class ClusterTuning:
 
     def _go_on(self, trials: Sequence[Trial], rung: Rung) -> None:
         """Have trials train on to a rung, except trials beyond the rung, and wait until all have reached it."""
-        jobs, waiting, lowest = self._jobs(), list(trials), is_lowest_best(self._search.measure)
+        while (jobs := self._look()) is None:
+            time.sleep(REFRESH_SECONDS)
+        waiting, lowest = list(trials), is_lowest_best(self._search.measure)
         for trial in trials:
             job = jobs.get(self._name(trial))
             pause = (job.spec.get("checkpoint") or {}).get("pauseAfterStep") if job else 0
             if int(self._search.chain[-1].spec.training.total_steps or 0 if pause is None else pause) > rung.step:
                 waiting.remove(trial)  # one of the best: its status has the measure of a later step
                 trial.step, trial.value = rung.step, -math.inf if lowest else math.inf
-        if new := [*self._shared * (rung == self._search.rungs[0]), *(self._document(each, rung) for each in waiting)]:
+        ended = {name for name, job in jobs.items() if job.status.phase in ENDED_PHASES}  # refused if they change
+        going = [self._document(each, rung) for each in waiting if self._name(each) not in ended]
+        if new := [*self._shared * (rung == self._search.rungs[0]), *going]:
             submit(self._kubectl, _text(new), folder=self._folder)
         while waiting:
             time.sleep(REFRESH_SECONDS)
             if (now := self._look()) is None:
                 continue
             if failed := [name for name in self._search.shared if name in now and now[name].status.phase == "Failed"]:
-                raise KubectlError(f"{failed[0]} has failed, and all trials read it; see kubectl rlhf why {failed[0]}")
+                raise KubectlError(f"{failed[0]} has failed, and trials read it; see kubectl rlhf why {failed[0]}")
             waiting = [trial for trial in waiting if not self._has_come(trial, now.get(self._name(trial)), rung)]
 
     def _jobs(self) -> dict[str, ObservedJob]:

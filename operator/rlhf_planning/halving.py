@@ -58,7 +58,7 @@ class Search(NamedTuple):
 
     @property
     def shared(self) -> list[str]:
-        """Names of the jobs that all trials read."""
+        """Names of the jobs that trials read."""
         return [job.name for job in self.chain[:-1]]
 
     def sets(self, trial: Trial, rung: Rung) -> list[str]:
@@ -91,6 +91,8 @@ def search_of(jobs: Sequence[Job], varied: Sequence[str], measure: str, budget: 
     for job in reversed(jobs):
         if f"{SCHEME}{job.name}" in values or any(job.name in inputs_of(each) for each in chain):
             chain.insert(0, job)
+    if chain[-1] in chain[:-1]:
+        raise SpecError([Problem("--vary", f"has a value that reads {chain[-1].name}, the job to tune")])
     tuned, trials = chain[-1], trials_of(varied, chain[-1].name)
     if not (steps := tuned.spec.training.total_steps):
         raise SpecError([Problem(f"{tuned.name}: spec.training.totalSteps", "is missing, a search needs it")])

@@ -140,6 +140,14 @@ def test_the_search_waits_for_a_cluster_that_cannot_be_reached(tmp_path: Path, m
     assert "grpo: not up to date: no route\ngrpo: not up to date: too many requests\n" in done.output
 
 
+def test_a_larger_budget_leaves_a_failed_trial_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    assert search(cluster, tmp_path, monkeypatch).exit_code == 0
+    done = search(cluster, tmp_path, monkeypatch, "--budget", "400")
+    assert (done.exit_code, cluster.steps[7:]) == (0, [("grpo-t1", 90)]), done.output
+    assert "t4 failed: the loss is nan" in done.output
+
+
 def test_the_search_ends_when_jobs_cannot_be_read_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster()
     cluster.faults += [KubectlError("jobs are forbidden", reason="Forbidden")]
@@ -159,6 +167,10 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path: Path, monkeypatch: 
             "--vary",
             "models.actor.uri=job://sft,file://./other",
         ): "grpo-t2: spec.models.actor.uri: file://./other is beside",
+        (
+            "--vary",
+            "models.actor.uri=job://sft,job://grpo",
+        ): "--vary: has a value that reads grpo, the job to tune",
         ("--measure", "evaluation/rewards"): "which grpo does not write; did you mean evaluation/reward?",
     }.items():
         found = search(cluster, tmp_path, monkeypatch, *words)

@@ -18,7 +18,7 @@ from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.snapshot import ObservedPod
 from tests.cluster.credentials import kubeconfig
 
-SECONDS = 0.2
+SECONDS = 1.0
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 POD = ObservedPod(name="head", uid="p", attempt=2, role="controller", created=NOW, ip="127.0.0.1", phase="Running")
 
@@ -30,17 +30,18 @@ def is_cancelled_as_time_runs_out(request: Callable[[int], Coroutine[Any, Any, o
     """
 
     async def test() -> bool:
-        silent = asyncio.Event()
+        asked, silent = asyncio.Event(), asyncio.Event()
 
         async def wait(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.set()
             await silent.wait()
             writer.close()
 
         async with await asyncio.start_server(wait, "127.0.0.1", 0) as server:
             task, loop = asyncio.create_task(request(server.sockets[0].getsockname()[1])), asyncio.get_running_loop()
-            await asyncio.sleep(SECONDS / 2)
-            loop.call_later(SECONDS / 4, time.sleep, SECONDS)  # as a busy machine does; afterwards both are due
+            await asked.wait()
             loop.call_later(SECONDS, task.cancel)
+            loop.call_soon(time.sleep, 1.1 * SECONDS)  # as a busy machine does; afterwards both are due
             await asyncio.wait({task})
             silent.set()
         return task.cancelled()
