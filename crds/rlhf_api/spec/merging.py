@@ -16,7 +16,7 @@ class MergedModel(Spec):
 
     uri: Uri
     """URI of a language model."""
-    weight: float = Field(1.0, ge=1e-9, le=1e9, description="DARE adds up weights; all others divide by the sum.")
+    weight: float = Field(1.0, gt=1e-9, le=1e9, description="DARE adds up weights; all others divide by the sum.")
 
 
 class Merging(Algorithm):

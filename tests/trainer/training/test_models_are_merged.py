@@ -267,7 +267,7 @@ def test_the_command_names_its_options_and_the_model(tmp_path: Path, monkeypatch
         ("--by=OT", "--base=c"): "--base: is for TIES and DARE only",
         ("job://sft",): 'job://sft: no job of this file, or finished in the run folder, is named "sft"; there is none',
         ("--by=Mean",): '--by: is "Mean" (text), expected Linear, SLERP, TIES, DARE or OT',
-        ("--weights=1,-3",): "--weights: is -3.0, expected at least 1e-09",
+        ("--weights=1,-3",): "--weights: is -3.0, expected more than 1e-09",
         ("--weights=1e308,1e308",): "--weights: is 1e+308, expected at most 1000000000",
     }.items():
         done = CliRunner().invoke(app, [*words, *given])
