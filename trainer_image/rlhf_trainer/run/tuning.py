@@ -29,7 +29,7 @@ class Tuning:
     def __init__(
         self, search: Search, manifest: Path, output: Path, sets: Sequence[str], say: Callable[[str], None]
     ) -> None:
-        """Check the trials. Raises SpecError for a value, or trials in the folder that do not fit."""
+        """Check the trials. Raises SpecError for a value or measure, or trials in the folder, that do not fit."""
         self._search, self._manifest, self._output, self._sets, self._say = search, manifest, output, sets, say
         self._job, self._slots, self._address = search.chain[-1], Slots(), os.environ.get("RAY_ADDRESS")
         self._names, rung = [job.name for job in search.chain], search.rungs[0]
